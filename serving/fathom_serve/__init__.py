@@ -1,0 +1,1 @@
+"""Serving for adaptive-depth language models: the engine, its API and its Ray Serve application."""
