@@ -1,0 +1,1 @@
+"""The configuration tree of a run and how recipes become one."""

@@ -1,0 +1,1 @@
+"""From conversations to rows: records, one renderer, prepared token shards, a pure sampler, a packer."""
