@@ -1,6 +1,7 @@
 """Held-out scores: against sums done by hand, on a stand-in whose depths and probabilities are known."""
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
@@ -12,7 +13,8 @@ from fathom.model.rows import PackedRows
 from torch import Tensor, nn
 
 
-class Level(NamedTuple):
+@dataclass
+class Level:
     index: Tensor
     log_prob: Tensor
 

@@ -16,9 +16,20 @@ def test_every_plot_is_an_svg_and_a_png(tmp_path: Path) -> None:
     paths = [
         *plot_loss(HISTORY, tmp_path, {"base model": 2.1, "after": 1.2}),
         *plot_depths({1: 75, 2: 25}, tmp_path),
-        *plot_calibration([(0.0, 0.1, 40, -0.2), (0.1, 0.2, 0, 0.0), (0.9, 1.0, 5, 0.4)], 0.5, tmp_path),
+        *plot_calibration(
+            [(0.0, 0.1, 40, -0.2), (0.1, 0.2, 0, 0.0), (0.9, 1.0, 5, 0.4)],
+            0.5,
+            tmp_path,
+        ),
     ]
-    names = ["loss.svg", "loss.png", "depths.svg", "depths.png", "calibration.svg", "calibration.png"]
+    names = [
+        "loss.svg",
+        "loss.png",
+        "depths.svg",
+        "depths.png",
+        "calibration.svg",
+        "calibration.png",
+    ]
     assert [path.name for path in paths] == names
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths[1::2])
     loss, depths, calibration = (path.read_text() for path in paths[::2])

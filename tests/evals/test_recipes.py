@@ -37,11 +37,34 @@ def test_twins_differ_in_the_method_and_their_names_only() -> None:
 def test_the_paper_recipe_has_the_published_hyper_parameters() -> None:
     config = load_recipe(next(path for path in RECIPES if path.stem == "tah2-qwen3-1.7b"))
     optimizer, schedule, train = config.optimizer, config.schedule, config.train
-    assert (optimizer.learning_rate, optimizer.beta1, optimizer.beta2) == (4e-5, 0.9, 0.999)
-    assert (optimizer.epsilon, optimizer.weight_decay, optimizer.clip_norm) == (1e-8, 0.01, 1.0)
-    assert (schedule.kind, schedule.warmup_ratio, schedule.min_ratio) == ("cosine", 0.03, 0.1)
-    assert (train.steps, train.examples_per_step, train.micro_batch_tokens) == (6402, 128, 16384)
+    assert (optimizer.learning_rate, optimizer.beta1, optimizer.beta2) == (
+        4e-5,
+        0.9,
+        0.999,
+    )
+    assert (optimizer.epsilon, optimizer.weight_decay, optimizer.clip_norm) == (
+        1e-8,
+        0.01,
+        1.0,
+    )
+    assert (schedule.kind, schedule.warmup_ratio, schedule.min_ratio) == (
+        "cosine",
+        0.03,
+        0.1,
+    )
+    assert (train.steps, train.examples_per_step, train.micro_batch_tokens) == (
+        6402,
+        128,
+        16384,
+    )
     assert (train.precision, train.eval_every_steps, config.seed) == ("bf16", 120, 42)
-    assert (config.method.preset, config.method.max_depth, config.method.threshold) == ("tah2", 2, 0.5)
-    assert (config.objective.coverage_rho, config.objective.decider_weight) == (0.99, 0.05)
+    assert (config.method.preset, config.method.max_depth, config.method.threshold) == (
+        "tah2",
+        2,
+        0.5,
+    )
+    assert (config.objective.coverage_rho, config.objective.decider_weight) == (
+        0.99,
+        0.05,
+    )
     assert config.parallel.strategy == "zero" and config.data.context_tokens == 16384

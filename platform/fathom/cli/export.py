@@ -1,0 +1,49 @@
+"""``fathom export``: a registered, published or base model as a Hugging Face folder of your own."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def export(
+    model: Annotated[
+        str,
+        typer.Argument(help="models:/NAME@ALIAS, a folder, a URI, or a base model."),
+    ],
+    out: Annotated[Path, typer.Argument(help="Folder to write; must not exist or be empty.")],
+    base_only: Annotated[
+        bool,
+        typer.Option(
+            "--base-only",
+            help="Leave the added parts out: a plain model that only knows depth 1.",
+        ),
+    ] = False,
+    tracking_uri: Annotated[
+        str | None,
+        typer.Option(
+            help="MLflow server for models:/; default the local stack's.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Write a trained model as a Hugging Face folder."""
+    from fathom.cli.reference import local_folder
+    from fathom.config.schema import MethodConfig
+    from fathom.errors import ConfigError
+    from fathom.model.folder import load_model, save_model
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(
+            f"{out} exists and is not an empty folder",
+            "choose another folder; export overwrites nothing",
+        )
+    folder = local_folder(model, tracking_uri)
+    plain = MethodConfig(preset="standard", max_depth=1) if base_only else None
+    loaded = load_model(folder, plain)
+    save_model(loaded, out, folder)
+    typer.echo(str(out))
+    typer.echo(
+        f"{loaded.method.name}, {loaded.method.max_depth} depth(s), from {folder}",
+        err=True,
+    )
