@@ -54,5 +54,8 @@ def pack_documents(documents: list[tuple[list[int], list[bool]]]) -> PackedRows:
         sequence += [number] * len(tokens)
         targets += [*tokens[1:], 0]
         supervised += [*mask[1:], False]
-    integers = [torch.tensor(values, dtype=torch.int64) for values in (ids, positions, sequence, targets)]
+    integers = [
+        torch.tensor(values, dtype=torch.int64)
+        for values in (ids, positions, sequence, targets)
+    ]
     return PackedRows(*integers, torch.tensor(supervised, dtype=torch.bool))

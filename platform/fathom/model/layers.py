@@ -1,0 +1,98 @@
+"""The parts of a Llama, Qwen2 or Qwen3 decoder layer, on rows.
+
+Module names follow the Hugging Face checkpoint names, so a layer's state is a checkpoint's by prefix alone.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fathom.model.attention import StreamView
+from fathom.model.config import BackboneConfig
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in fp32 or wider."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (wide * scale).to(x.dtype) * self.weight.to(x.dtype)
+
+
+class SwiGLU(nn.Module):
+    """W_down(SiLU(W_gate x) * W_up x), bias-free."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(width, hidden, bias=False)
+        self.up_proj = nn.Linear(width, hidden, bias=False)
+        self.down_proj = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class SelfAttention(nn.Module):
+    """Projections, optional QK norm and rotation; what is attended to is the view's business."""
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__()
+        d, width = config.hidden_size, config.head_width
+        self.width = width
+        self.q_proj = nn.Linear(d, config.heads * width, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(d, config.kv_heads * width, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(d, config.kv_heads * width, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(config.heads * width, d, bias=config.output_bias)
+        self.q_norm = (
+            RMSNorm(width, config.norm_eps) if config.qk_norm else nn.Identity()
+        )
+        self.k_norm = (
+            RMSNorm(width, config.norm_eps) if config.qk_norm else nn.Identity()
+        )
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, view: StreamView, layer: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        rows = x.shape[0]
+        q = self.q_norm(self.q_proj(x).view(rows, -1, self.width))
+        k = self.k_norm(self.k_proj(x).view(rows, -1, self.width))
+        v = self.v_proj(x).view(rows, -1, self.width)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        out = view.attend(layer, q, k, v)
+        return self.o_proj(out.reshape(rows, -1).to(v.dtype)), k, v
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm attention and SwiGLU: a pure function of rows and streams."""
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.self_attn = SelfAttention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp = SwiGLU(config.hidden_size, config.ffn_width)
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, view: StreamView, layer: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows ``[n, d]`` in; rows out, and the keys and values ``[n, kv_heads, width]`` they made."""
+        mixed, k, v = self.self_attn(self.input_layernorm(x), cos, sin, view, layer)
+        x = x + mixed
+        return x + self.mlp(self.post_attention_layernorm(x)), k, v
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of ``[n, heads, w]`` by cos and sin ``[n, w / 2]``, halves paired as Llama does."""
+    first, second = (
+        x.float().chunk(2, dim=-1) if x.dtype == torch.bfloat16 else x.chunk(2, dim=-1)
+    )
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    return torch.cat(
+        (first * cos - second * sin, second * cos + first * sin), dim=-1
+    ).to(x.dtype)

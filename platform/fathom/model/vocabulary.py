@@ -1,0 +1,166 @@
+"""Embedding and head as one module, and the vocabulary-sized work in chunks that the backward recomputes.
+
+Logits ``[rows, V]`` never exist for more than ``chunk_rows`` rows: the forward keeps per row a target
+log-probability, a log-sum-exp and the k largest probabilities, and the backward makes the logits again.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+
+class HeadOutput(NamedTuple):
+    """What training needs of the next-token distribution, per row.
+
+    Attributes:
+        log_prob: ``[rows]``, log q[target].
+        log_sum_exp: ``[rows]`` of the logits.
+        top: ``[rows, k]``, the k largest probabilities of the full softmax, descending, zero-padded if V < k.
+    """
+
+    log_prob: Tensor
+    log_sum_exp: Tensor
+    top: Tensor
+
+
+class TokenTable(nn.Module):
+    """Token embeddings and output head, tied or not.
+
+    It is called for both, so that a sharded, tied weight is gathered whichever way it is used.
+    """
+
+    def __init__(self, vocab_size: int, width: int, tied: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Parameter(torch.empty(vocab_size, width))
+        self.head = None if tied else nn.Parameter(torch.empty(vocab_size, width))
+
+    @property
+    def head_weight(self) -> Tensor:
+        """``[V, d]``."""
+        return self.embedding if self.head is None else self.head
+
+    def forward(
+        self,
+        ids: Tensor | None = None,
+        head: tuple[Tensor, Tensor, int, int] | None = None,
+    ) -> Any:
+        """Embed ``ids`` to ``[rows, d]``, or read out ``head = (hidden, targets, k, chunk_rows)`` to :class:`HeadOutput`."""
+        if ids is not None:
+            return nn.functional.embedding(ids, self.embedding)
+        if head is None:
+            raise ValueError("call with ids to embed, or with head to read out")
+        hidden, targets, k, chunk_rows = head
+        return read_out(hidden, self.head_weight, targets, k, chunk_rows)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Full logits ``[rows, V]`` in fp32 or wider, for the few rows that sample or gate in serving."""
+        return _logits(hidden, self.head_weight, _compute_dtype(hidden))
+
+
+def read_out(
+    hidden: Tensor, weight: Tensor, targets: Tensor, k: int, chunk_rows: int
+) -> HeadOutput:
+    """Target log-probability, log-sum-exp and top-k probabilities of ``softmax(hidden @ weight.T)``.
+
+    Args:
+        hidden: ``[rows, d]``.
+        weight: ``[V, d]``.
+        targets: int64 ``[rows]``.
+        k: how many probabilities to keep, 0 for none.
+        chunk_rows: rows whose logits exist at the same time.
+    """
+    outputs = _ReadOut.apply(
+        hidden, weight, targets, k, chunk_rows, _compute_dtype(hidden)
+    )
+    return HeadOutput(*outputs)
+
+
+def top_probabilities(logits: Tensor, k: int) -> Tensor:
+    """The k largest probabilities ``[rows, k]`` of softmax(logits ``[rows, V]``), descending, zero-padded if V < k."""
+    kept = min(k, logits.shape[-1])
+    top = (logits.topk(kept, dim=-1).values - logits.logsumexp(-1, keepdim=True)).exp()
+    return nn.functional.pad(top, (0, k - kept))
+
+
+def _compute_dtype(hidden: Tensor) -> torch.dtype:
+    """The dtype of the head's matrix products: autocast's where it is on."""
+    device = hidden.device.type
+    return (
+        torch.get_autocast_dtype(device)
+        if torch.is_autocast_enabled(device)
+        else hidden.dtype
+    )
+
+
+def _logits(hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    with torch.autocast(hidden.device.type, enabled=False):
+        logits = hidden.to(dtype) @ weight.to(dtype).T
+    return logits if dtype == torch.float64 else logits.float()
+
+
+class _ReadOut(torch.autograd.Function):
+    """See :func:`read_out`. With p = softmax(z): d log q[y] = onehot(y) - p, d lse = p, d p_i = p_i (onehot(i) - p)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        k: int,
+        chunk_rows: int,
+        dtype: torch.dtype,
+    ):
+        rows, kept = hidden.shape[0], min(k, weight.shape[0])
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        log_prob = hidden.new_empty(rows, dtype=wide)
+        log_sum_exp = hidden.new_empty(rows, dtype=wide)
+        top = hidden.new_zeros(rows, k, dtype=wide)
+        chosen = targets.new_empty(rows, kept)
+        for part in _chunks(rows, chunk_rows):
+            logits = _logits(hidden[part], weight, dtype)
+            log_sum_exp[part] = logits.logsumexp(-1)
+            log_prob[part] = (
+                logits.gather(1, targets[part, None])[:, 0] - log_sum_exp[part]
+            )
+            if kept:
+                values, chosen[part] = logits.topk(kept, dim=-1)
+                top[part, :kept] = (values - log_sum_exp[part, None]).exp()
+        ctx.save_for_backward(hidden, weight, targets, log_sum_exp, chosen, top)
+        ctx.chunk_rows, ctx.dtype = chunk_rows, dtype
+        return log_prob, log_sum_exp, top
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_log_prob: Tensor, grad_log_sum_exp: Tensor, grad_top: Tensor
+    ):
+        hidden, weight, targets, log_sum_exp, chosen, top = ctx.saved_tensors
+        kept, dtype = chosen.shape[1], ctx.dtype
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        pull = grad_top[:, :kept] * top[:, :kept]
+        # Everything that multiplies -p: from log q[y], from the log-sum-exp (with the other sign) and from the top-k.
+        mass = grad_log_sum_exp - grad_log_prob - pull.sum(-1)
+        for part in _chunks(hidden.shape[0], ctx.chunk_rows):
+            grad = (
+                _logits(hidden[part], weight, dtype) - log_sum_exp[part, None]
+            ).exp_()
+            grad.mul_(mass[part, None])
+            grad.scatter_add_(1, targets[part, None], grad_log_prob[part, None])
+            if kept:
+                grad.scatter_add_(1, chosen[part], pull[part])
+            grad = grad.to(dtype)
+            grad_hidden[part] = (grad @ weight.to(dtype)).to(hidden.dtype)
+            if grad_weight is not None:
+                grad_weight += grad.T @ hidden[part].to(dtype)
+        return grad_hidden, grad_weight, None, None, None, None
+
+
+def _chunks(rows: int, chunk_rows: int) -> list[slice]:
+    return [
+        slice(start, min(start + chunk_rows, rows))
+        for start in range(0, rows, chunk_rows)
+    ]

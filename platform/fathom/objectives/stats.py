@@ -1,0 +1,158 @@
+"""What a forward reports: sums and counts in one vector, additive over micro-batches and ranks, never means."""
+
+import torch
+from torch import Tensor
+
+from fathom.model.looped import Trace
+from fathom.model.rows import PackedRows
+from fathom.model.visibility import RowMeta, visible_count
+from fathom.objectives.labels import DepthLabels
+
+CALIBRATION_BINS = 10
+
+
+def stat_names(max_depth: int) -> list[str]:
+    """Names of the vector's entries for models of up to ``max_depth`` depths."""
+    names = ["forwards", "rows", "supervised", "lm_loss", "decider_loss"]
+    for m in range(1, max_depth + 1):
+        names += [
+            f"{what}/{m}"
+            for what in ("rows", "executed", "depth_loss", "pairs", "last_depth")
+        ]
+    for m in range(1, max_depth):
+        names += [
+            f"{what}/{m}"
+            for what in (
+                "continued",
+                "eligible",
+                "labelled",
+                "gain",
+                "positive_gain",
+                "cut",
+                "cuts",
+            )
+        ]
+    for kind in ("count", "gain", "probability"):
+        names += [f"calibration_{kind}/{number}" for number in range(CALIBRATION_BINS)]
+    return names
+
+
+@torch.no_grad()
+def collect(
+    trace: Trace,
+    rows: PackedRows,
+    labels: list[DepthLabels],
+    lm_loss: Tensor,
+    decider_loss: Tensor,
+    rule: str,
+) -> dict[str, float]:
+    """The sums of one forward by name; names that are absent are 0."""
+    values = {
+        "forwards": 1.0,
+        "rows": float(rows.count),
+        "supervised": float(rows.supervised.sum()),
+        "lm_loss": float(lm_loss),
+        "decider_loss": float(decider_loss),
+    }
+    metas: list[RowMeta] = []
+    for m, ran in enumerate(trace.depths, start=1):
+        supervised = rows.supervised[ran.index]
+        metas.append(
+            RowMeta(
+                rows.sequence[ran.index],
+                rows.positions[ran.index],
+                torch.full_like(ran.index, m),
+            )
+        )
+        values[f"rows/{m}"] = float(ran.index.shape[0])
+        values[f"executed/{m}"] = float(supervised.sum())
+        values[f"depth_loss/{m}"] = -float(ran.log_prob[supervised].double().sum())
+        values[f"pairs/{m}"] = float(visible_count(rule, metas[-1], metas))
+        values[f"last_depth/{m}"] = float((supervised & ~ran.goes_on).sum())
+        values[f"continued/{m}"] = float((supervised & ran.goes_on).sum())
+    for m, at in enumerate(labels, start=1):
+        values[f"eligible/{m}"] = float(at.eligible.sum())
+        values[f"labelled/{m}"] = float(at.label.sum())
+        values[f"gain/{m}"] = float(at.gain.sum())
+        values[f"positive_gain/{m}"] = float(at.gain.clamp_min(0.0).sum())
+        values[f"cut/{m}"], values[f"cuts/{m}"] = at.cut, 1.0
+    if labels:
+        values |= _calibration(trace, labels[0])
+    return values
+
+
+def _calibration(trace: Trace, labels: DepthLabels) -> dict[str, float]:
+    """First-depth continue probability against measured gain, in equal bins of probability."""
+    logit = trace.depths[0].continue_logit
+    if logit is None:
+        return {}
+    probability = logit.double().sigmoid()[labels.eligible]
+    place = (probability * CALIBRATION_BINS).long().clamp_max(CALIBRATION_BINS - 1)
+    values = {}
+    for kind, weights in (
+        ("count", torch.ones_like(probability)),
+        ("gain", labels.gain[labels.eligible]),
+        ("probability", probability),
+    ):
+        sums = torch.zeros(
+            CALIBRATION_BINS, dtype=torch.float64, device=place.device
+        ).index_add(0, place, weights)
+        values |= {
+            f"calibration_{kind}/{number}": value
+            for number, value in enumerate(sums.tolist())
+        }
+    return values
+
+
+def summarise(names: list[str], vector: Tensor) -> dict[str, float]:
+    """Metrics by their MLflow names, from summed statistics. A mean over nothing is left out."""
+    at = dict(zip(names, vector.tolist(), strict=True))
+    depths = sum(name.startswith("executed/") for name in names)
+    out: dict[str, float] = {
+        "tokens": at["rows"],
+        "supervised_tokens": at["supervised"],
+    }
+
+    def mean(name: str, total: float, count: float) -> None:
+        if count:
+            out[name] = total / count
+
+    mean("nll", at["lm_loss"], at["supervised"])
+    mean("decider_loss", at["decider_loss"], at["supervised"])
+    mean(
+        "mean_depth",
+        sum(at[f"executed/{m}"] for m in range(1, depths + 1)),
+        at["supervised"],
+    )
+    mean(
+        "mean_depth_all_rows",
+        sum(at[f"rows/{m}"] for m in range(1, depths + 1)),
+        at["rows"],
+    )
+    for m in range(1, depths + 1):
+        mean(f"nll/depth_{m}", at[f"depth_loss/{m}"], at[f"executed/{m}"])
+        mean(f"share_stopping/depth_{m}", at[f"last_depth/{m}"], at["supervised"])
+    for m in range(1, depths):
+        mean(f"share_continuing/depth_{m}", at[f"continued/{m}"], at[f"executed/{m}"])
+        mean(f"share_labelled/depth_{m}", at[f"labelled/{m}"], at[f"executed/{m}"])
+        mean(f"gain/mean_depth_{m}", at[f"gain/{m}"], at[f"eligible/{m}"])
+        mean(f"gain/positive_depth_{m}", at[f"positive_gain/{m}"], at[f"eligible/{m}"])
+        mean(f"gain/cut_depth_{m}", at[f"cut/{m}"], at[f"cuts/{m}"])
+    return out
+
+
+def calibration(names: list[str], vector: Tensor) -> list[tuple[float, float, float]]:
+    """(mean continue probability, mean measured gain, tokens) of each bin that holds tokens."""
+    at = dict(zip(names, vector.tolist(), strict=True))
+    points = []
+    for number in range(CALIBRATION_BINS):
+        count = at[f"calibration_count/{number}"]
+        if count:
+            points.append(
+                (
+                    at[f"calibration_probability/{number}"] / count,
+                    at[f"calibration_gain/{number}"] / count,
+                    count,
+                )
+            )
+    return points
