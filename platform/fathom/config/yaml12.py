@@ -5,7 +5,7 @@ loader here is PyYAML's safe one with the scalars of YAML 1.2's core schema.
 """
 
 import re
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -25,9 +25,8 @@ SCALARS = {
 class CoreLoader(yaml.SafeLoader):
     """The safe loader with YAML 1.2 scalars; knows no tags beyond the standard ones."""
 
-    yaml_implicit_resolvers: ClassVar[dict[Any, Any]] = {}
 
-
+CoreLoader.yaml_implicit_resolvers = {}
 for _tag, (_pattern, _first) in SCALARS.items():
     _starts = [*_first, ""] if _tag.endswith("null") else list(_first)
     CoreLoader.add_implicit_resolver(_tag, re.compile(rf"^(?:{_pattern})$"), _starts)
