@@ -1,0 +1,1 @@
+"""Running on Ray: the local stack, distributed training, jobs on a cluster."""
