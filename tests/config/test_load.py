@@ -35,21 +35,26 @@ def write(folder: Path, name: str, text: str) -> Path:
 def test_defaults_are_resolved_and_survive_a_round_trip(recipe: Path) -> None:
     cfg = load_recipe(recipe)
     tree = config_dict(cfg)
-    assert tree["optimizer"]["clip_norm"] == 1.0, "training.md D.2 #3: the clip value is named in the resolved config"
+    assert tree["optimizer"]["clip_norm"] == 1.0, (
+        "training.md D.2 #3: the clip value is named in the resolved config"
+    )
     assert parse_config(tree) == cfg
     assert config_digest(parse_config(tree)) == config_digest(cfg)
 
 
 @pytest.mark.parametrize("text", ["1e-4", "1E-4", "1.0e-4", "0.0001", "+1e-4", "1_0e-5"])
 def test_scientific_notation_is_a_number(recipe: Path, text: str) -> None:
-    assert load_recipe(recipe, [f"optimizer.learning_rate={text}"]).optimizer.learning_rate == pytest.approx(1e-4)
+    assert load_recipe(recipe, [f"optimizer.learning_rate={text}"]).optimizer.learning_rate == pytest.approx(
+        1e-4
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("no", "no"), ("on", "on"), ("2024-01-01", "2024-01-01"), ("010", 10.0), ("1:30", "1:30"), ("5_000", 5000),
-     ("true", True), ("~", None), ("", None), ("0x10", "0x10"), (".5", 0.5), ("1.", 1.0), ("-3", -3), ("'7'", "7"),
-     ("1e5x", "1e5x"), ("-.inf", float("-inf"))],
+    [("no", "no"), ("on", "on"), ("2024-01-01", "2024-01-01"), ("010", 10.0), ("1:30", "1:30"), ("5_000",
+    5000),
+     ("true", True), ("~", None), ("", None), ("0x10", "0x10"), (".5", 0.5), ("1.", 1.0), ("-3", -3), ("'7'",
+     "7"), ("1e5x", "1e5x"), ("-.inf", float("-inf"))],
 )  # fmt: skip
 def test_scalars_follow_yaml_1_2(text: str, value: object) -> None:
     read, _ = read_yaml(f"key: {text}", "here")
@@ -59,7 +64,9 @@ def test_scalars_follow_yaml_1_2(text: str, value: object) -> None:
 def test_base_is_relative_to_the_recipe_and_merged_deeply(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     write(tmp_path, "base.yaml", RECIPE + "optimizer: {learning_rate: 1e-3, beta2: 0.95}\n")
-    child = write(tmp_path / "sub", "child.yaml", "base: ../base.yaml\nname: child\noptimizer: {beta2: 0.99}\n")
+    child = write(
+        tmp_path / "sub", "child.yaml", "base: ../base.yaml\nname: child\noptimizer: {beta2: 0.99}\n"
+    )
     cfg = load_recipe(child, ["optimizer.beta2=0.9", "optimizer.beta2=0.8"])
     assert (cfg.name, cfg.optimizer.learning_rate, cfg.optimizer.beta2) == ("child", 1e-3, 0.8)
 
@@ -87,13 +94,15 @@ def test_base_of_a_base_is_refused(tmp_path: Path) -> None:
         ("train=5", "train is 5: should be a section", "correct train"),
         ("train.steps", "not section.key=value", "--set"),
         (".steps=1", "not section.key=value", "--set"),
-        ("seed.more=1", "seed is {\"more\": 1}: should be a valid integer", "correct seed"),
+        ("seed.more=1", 'seed is {"more": 1}: should be a valid integer', "correct seed"),
         ("parallel.workers=2", "runs on one worker", ""),
         ("data.context_tokens=99999", "one conversation must fit", ""),
         ("train.steps=[", "not valid YAML", "syntax"),
     ],
 )
-def test_a_mistake_gives_its_place_and_the_nearest_name(recipe: Path, override: str, said: str, remedy: str) -> None:
+def test_a_mistake_gives_its_place_and_the_nearest_name(
+    recipe: Path, override: str, said: str, remedy: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         load_recipe(recipe, [override])
     assert said in caught.value.message
@@ -137,7 +146,7 @@ def test_all_mistakes_are_reported_at_once(recipe: Path) -> None:
 )
 def test_a_broken_recipe_is_refused(tmp_path: Path, text: str, said: str) -> None:
     path = write(tmp_path, "bad.yaml", text)
-    with pytest.raises(ConfigError, match=".*") as caught:
+    with pytest.raises(ConfigError) as caught:
         load_recipe(path)
     assert said in caught.value.message
 
@@ -161,6 +170,8 @@ def test_changed_keys_sees_added_and_removed_ones() -> None:
     assert changed_keys({"a": {"b": 1}, "c": None}, {"a": {"b": 1, "d": 2}}) == ["a.d", "c"]
 
 
-@given(st.dictionaries(st.sampled_from("abc"), st.integers() | st.dictionaries(st.sampled_from("xy"), st.none())))
+@given(
+    st.dictionaries(st.sampled_from("abc"), st.integers() | st.dictionaries(st.sampled_from("xy"), st.none()))
+)
 def test_a_tree_differs_from_itself_nowhere(tree: dict[str, object]) -> None:
     assert changed_keys(tree, tree) == []

@@ -1,4 +1,4 @@
-"""Recipes become a :class:`RunConfig`: one YAML file, at most one ``base:``, and ``section.key=value`` overrides."""
+"""Recipes become a :class:`RunConfig`: a YAML file, at most one ``base:``, and overrides."""
 
 import difflib
 import hashlib
@@ -23,7 +23,8 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         overrides: ``section.key=value``, the value read as YAML; later ones win.
 
     Raises:
-        ConfigError: the file cannot be read, or a key or value is wrong; names the place and the nearest valid name.
+        ConfigError: the file cannot be read, or a key or value is wrong; names its place and the nearest
+        name.
     """
     tree, places = _read_mapping(Path(path))
     if "base" in tree:
@@ -80,16 +81,22 @@ def _read_mapping(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise ConfigError(f"cannot read recipe {path}: {reason}", "give the path of a recipe (YAML)") from error
+        raise ConfigError(
+            f"cannot read recipe {path}: {reason}", "give the path of a recipe (YAML)"
+        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text", "give the path of a recipe (YAML)") from error
     tree, places = read_yaml(text, str(path))
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path} is not a mapping of sections", "a recipe has keys like name, model, data, train")
+        raise ConfigError(
+            f"{path} is not a mapping of sections", "a recipe has keys like name, model, data, train"
+        )
     return tree, places
 
 
-def _with_base(path: Path, tree: dict[str, Any], places: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+def _with_base(
+    path: Path, tree: dict[str, Any], places: dict[str, str]
+) -> tuple[dict[str, Any], dict[str, str]]:
     """The base's tree with this recipe's merged over it."""
     name = tree.pop("base")
     if not isinstance(name, str):
@@ -124,7 +131,9 @@ def _apply_override(tree: dict[str, Any], places: dict[str, str], override: str)
             section[part] = {}
         section = section[part]
         if not isinstance(section, dict):
-            raise ConfigError(f"{place}: '{'.'.join(parts[:depth])}' is not a section", _nearest(key, _all_keys()))
+            raise ConfigError(
+                f"{place}: '{'.'.join(parts[:depth])}' is not a section", _nearest(key, _all_keys())
+            )
     section[parts[-1]] = value
     places[".".join(parts)] = place
 

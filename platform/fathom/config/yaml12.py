@@ -1,7 +1,7 @@
-"""YAML read as people mean it: ``1e-4`` is a number, ``no`` and ``2024-01-01`` are strings, a key occurs once.
+"""YAML as people mean it: ``1e-4`` is a number, ``no`` and ``2024-01-01`` are strings, a key occurs once.
 
-PyYAML follows YAML 1.1, which reads ``1e-4`` as a string, ``on`` as true, ``010`` as 8 and ``1:30`` as 90. The
-loader here is PyYAML's safe one with the scalars of YAML 1.2's core schema.
+PyYAML follows YAML 1.1, which reads ``1e-4`` as a string, ``on`` as true, ``010`` as 8 and ``1:30`` as 90.
+The loader here is PyYAML's safe one with the scalars of YAML 1.2's core schema.
 """
 
 import re
@@ -69,6 +69,8 @@ def _collect_lines(node: yaml.Node, where: str, prefix: str, lines: dict[str, st
         name = f"{prefix}{key.value}"
         place = f"{where}:{key.start_mark.line + 1}"
         if name in lines:
-            raise ConfigError(f"{place}: '{name}' is set twice, first at {lines[name]}", "keep one of the two")
+            raise ConfigError(
+                f"{place}: '{name}' is set twice, first at {lines[name]}", "keep one of the two"
+            )
         lines[name] = place
         _collect_lines(value, where, f"{name}.", lines)

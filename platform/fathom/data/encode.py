@@ -11,8 +11,9 @@ MARKED = re.compile(f"{OPEN}([^{CLOSE}]*){CLOSE}")
 class Encoder:
     """A tokenizer that knows which special tokens a template wrote and which a message merely mentions.
 
-    A message that contains ``<|im_end|>`` would otherwise end its own turn: the rendered text does not say who wrote
-    it. :meth:`guard` marks such places before rendering, :meth:`encode` turns them into ordinary tokens afterwards.
+    A message that contains ``<|im_end|>`` would otherwise end its own turn: the rendered text does not say
+    who wrote it. :meth:`guard` marks such places before rendering, :meth:`encode` turns them into ordinary
+    tokens.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -25,7 +26,7 @@ class Encoder:
         self._control = re.compile(f"(?<!{OPEN})(?:{names})")
 
     def guard(self, value: Any) -> Any:
-        """The same value with every special token that occurs in a string marked as plain text; nested values too."""
+        """The same value, nested or not, with every special token in its strings marked as plain text."""
         if isinstance(value, str):
             clean = value.replace(OPEN, "\ufffd").replace(CLOSE, "\ufffd")
             return self._mention.sub(lambda found: f"{OPEN}{found.group()}{CLOSE}", clean)
@@ -37,10 +38,8 @@ class Encoder:
 
     def last_control(self, text: str) -> re.Match[str] | None:
         """The last special token in a rendered text that the template wrote itself."""
-        last = None
-        for last in self._control.finditer(text):
-            pass
-        return last
+        found = list(self._control.finditer(text))
+        return found[-1] if found else None
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a rendered text. Adds no token of its own: the template writes the BOS, once."""
@@ -49,7 +48,9 @@ class Encoder:
         ids: list[int] = []
         for number, piece in enumerate(MARKED.split(text)):
             if piece:  # odd pieces are the marked ones
-                ids += self.tokenizer.encode(piece, add_special_tokens=False, split_special_tokens=number % 2 == 1)
+                ids += self.tokenizer.encode(
+                    piece, add_special_tokens=False, split_special_tokens=number % 2 == 1
+                )
         return ids
 
     def spells(self, ids: list[int], text: str) -> bool:

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 def plan_micro_batches(lengths: Sequence[int], capacity: int, world: int) -> list[list[list[int]]]:
     """Spread a step's examples over micro-batches and ranks.
 
-    Longest first, each onto the least loaded (micro-batch, rank) cell, with the fewest micro-batches for which that
-    works. Every rank gets the same number of micro-batches (their forwards hold collectives), some perhaps empty.
+    Longest first, each onto the least loaded (micro-batch, rank) cell, with the fewest micro-batches for
+    which that works. Every rank gets the same number of micro-batches (their forwards hold collectives),
+    some perhaps empty.
 
     Args:
         lengths: tokens of each example of the step.
@@ -23,8 +24,8 @@ def plan_micro_batches(lengths: Sequence[int], capacity: int, world: int) -> lis
         world: number of ranks.
 
     Returns:
-        ``[micro_batch][rank]`` lists of indices into ``lengths``, ascending; each index exactly once. The same
-        arguments give the same plan everywhere.
+        ``[micro_batch][rank]`` lists of indices into ``lengths``, ascending; each index exactly once. The
+        same arguments give the same plan everywhere.
 
     Raises:
         DataError: one example alone is longer than the capacity.

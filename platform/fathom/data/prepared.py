@@ -57,13 +57,17 @@ class Prepared:
         self._ids = [chunk for chunk in table["ids"].chunks if len(chunk)]
         self._supervised = [chunk for chunk in table["supervised"].chunks if len(chunk)]
         self._starts = np.cumsum([0, *(len(chunk) for chunk in self._ids)])
-        self.lengths = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in self._ids]).astype(np.int64)
+        self.lengths = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in self._ids]).astype(
+            np.int64
+        )
         self.supervised_counts = np.concatenate([_true_counts(chunk) for chunk in self._supervised])
 
     def _shard(self, name: str, digest: str) -> pa.Table:
         path = self.folder / name
         if not path.is_file() or _sha256(path) != digest:
-            raise DataError(f"{path} is damaged or missing", f"remove {self.folder} and run `fathom prepare` again")
+            raise DataError(
+                f"{path} is damaged or missing", f"remove {self.folder} and run `fathom prepare` again"
+            )
         return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
     def __len__(self) -> int:
@@ -83,12 +87,12 @@ class Prepared:
 def prepare(data_cfg: DataConfig, split: Split, renderer: Renderer, folder: Path) -> Prepared:
     """Render a split into token shards, once.
 
-    A folder that already holds the same data (source bytes, templates, tokenizer) is used as it is. Writing happens
-    beside the folder, which appears complete or not at all.
+    A folder that already holds the same data (source bytes, templates, tokenizer) is used as it is. Writing
+    happens beside the folder, which appears complete or not at all.
 
     Raises:
         ConfigError: the recipe has no such split.
-        DataError: a row is wrong, nothing is supervised, everything is too long, or the folder holds other data.
+        DataError: a row is wrong, nothing is supervised, all is too long, or the folder holds other data.
     """
     source = data_cfg.train if split == "train" else data_cfg.heldout
     if source is None:
@@ -100,7 +104,9 @@ def prepare(data_cfg: DataConfig, split: Split, renderer: Renderer, folder: Path
         if found.made_from == made_from:
             return found
         changed = [key for key in made_from if found.made_from.get(key) != made_from[key]]
-        raise DataError(f"{folder} holds data prepared from other {', '.join(changed)}", "choose or clear the folder")
+        raise DataError(
+            f"{folder} holds data prepared from other {', '.join(changed)}", "choose or clear the folder"
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
@@ -160,7 +166,9 @@ def _write(
     count: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
     longest = 0
-    for row in _with_progress(read_conversations(source, cfg, made_from["max_examples"]), f"preparing {split}"):
+    for row in _with_progress(
+        read_conversations(source, cfg, made_from["max_examples"]), f"preparing {split}"
+    ):
         count["rows"] += 1
         if isinstance(row, Dropped):
             dropped[row.reason] += 1
@@ -178,7 +186,14 @@ def _write(
     shards.flush()
     if not shards.digests:
         raise _nothing(source, cfg, count["rows"], dropped, longest)
-    names = ("rows", "documents", "tokens", "supervised_tokens", "dropped_tokens", "dropped_supervised_tokens")
+    names = (
+        "rows",
+        "documents",
+        "tokens",
+        "supervised_tokens",
+        "dropped_tokens",
+        "dropped_supervised_tokens",
+    )
     counts = {**{name: count[name] for name in names}, "dropped": dict(sorted(dropped.items()))}
     manifest = {"counts": counts, "made_from": made_from, "shards": shards.digests}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
@@ -202,7 +217,7 @@ def _nothing(source: str, cfg: DataConfig, rows: int, dropped: Counter[str], lon
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items())) or "it has no rows"
     return DataError(
         f"{source}: zero supervised tokens in {rows} rows ({reasons})",
-        "a conversation needs an assistant turn after a user turn; question/answer rows need data.answer_template",
+        "a conversation needs an assistant turn after a user turn; other rows need data.answer_template",
     )
 
 

@@ -1,4 +1,4 @@
-"""Rows of a source become conversations: JSONL, Parquet or a generator; messages or question/answer fields."""
+"""Rows of a source become conversations: JSONL, Parquet or a generator; messages or question and answer."""
 
 import json
 import re
@@ -32,7 +32,9 @@ class Dropped(NamedTuple):
     where: str
 
 
-def read_conversations(source: str, data_cfg: DataConfig, limit: int | None = None) -> Iterator[Conversation | Dropped]:
+def read_conversations(
+    source: str, data_cfg: DataConfig, limit: int | None = None
+) -> Iterator[Conversation | Dropped]:
     """Read a source row by row.
 
     Args:
@@ -60,14 +62,17 @@ def _rows(source: str, limit: int | None) -> Iterator[tuple[Any, str]]:
     if source.endswith(".parquet"):
         return _parquet_rows(source)
     raise DataError(
-        f"{source}: not a kind of data that can be read", f"give a .jsonl or .parquet file, or {GENERATED}[:heldout]"
+        f"{source}: not a kind of data that can be read",
+        f"give a .jsonl or .parquet file, or {GENERATED}[:heldout]",
     )
 
 
 def _generated_rows(source: str, limit: int | None) -> Iterator[tuple[Any, str]]:
     split = source.removeprefix(GENERATED).removeprefix(":") or "train"
     if not source.startswith(GENERATED) or split not in SPLITS:
-        raise DataError(f"{source}: no such generator", f"known: {', '.join(f'{GENERATED}:{name}' for name in SPLITS)}")
+        raise DataError(
+            f"{source}: no such generator", f"known: {', '.join(f'{GENERATED}:{name}' for name in SPLITS)}"
+        )
     for index in range(limit or GENERATED_ROWS[split]):
         yield word_problem(index, split), f"{source}:{index + 1}"
 
@@ -83,7 +88,11 @@ def _jsonl_rows(source: str) -> Iterator[tuple[Any, str]]:
             except UnicodeDecodeError as error:
                 raise DataError(f"{where}: not UTF-8 text", "save the file as UTF-8") from error
             except (json.JSONDecodeError, RecursionError) as error:
-                reason = f"{error.msg} at column {error.colno}" if isinstance(error, ValueError) else "nested too deeply"
+                reason = (
+                    f"{error.msg} at column {error.colno}"
+                    if isinstance(error, ValueError)
+                    else "nested too deeply"
+                )
                 raise DataError(f"{where}: invalid JSON: {reason}", "a line holds one JSON object") from error
 
 
@@ -99,7 +108,9 @@ def _parquet_rows(source: str) -> Iterator[tuple[Any, str]]:
                     number += 1
                     yield _without_nulls(row), f"{source}:{number}"
         except pyarrow.ArrowException as error:
-            raise DataError(f"{source}: not readable as Parquet: {error}", "give an intact Parquet file") from error
+            raise DataError(
+                f"{source}: not readable as Parquet: {error}", "give an intact Parquet file"
+            ) from error
 
 
 def _without_nulls(value: Any) -> Any:
@@ -120,15 +131,21 @@ class _Maker:
             self.strip = re.compile(cfg.strip_pattern) if cfg.strip_pattern else None
         except re.error as error:
             raise ConfigError(
-                f"data.strip_pattern {cfg.strip_pattern!r} is not a regular expression: {error}", "correct the pattern"
+                f"data.strip_pattern {cfg.strip_pattern!r} is not a regular expression: {error}",
+                "correct the pattern",
             ) from error
 
     def conversation(self, row: Any, where: str) -> Conversation | Dropped:
         """The row's conversation, or why it has none."""
         if not isinstance(row, dict):
-            raise DataError(f"{where}: not an object with fields", "a row is {...} with messages, or question and answer")
+            raise DataError(
+                f"{where}: not an object with fields", "a row is {...} with messages, or question and answer"
+            )
         if "messages" in row:
-            messages = [self.check(message, number, where) for number, message in enumerate(_listed(row, "messages", where), 1)]
+            messages = [
+                self.check(message, number, where)
+                for number, message in enumerate(_listed(row, "messages", where), 1)
+            ]
         else:
             messages = self.exchange(row, where)
         if not any(message["role"] == "assistant" for message in messages):
@@ -145,14 +162,19 @@ class _Maker:
         answer = (self.strip.sub("", answer) if self.strip else answer).strip()
         for text, key in ((question, "question"), (answer, "answer")):
             if not text:
-                raise DataError(f"{where}: the row has no {key}: it is empty", f"fill or remove the row, or set data.{key}_template")
+                raise DataError(
+                    f"{where}: the row has no {key}: it is empty",
+                    f"fill or remove the row, or set data.{key}_template",
+                )
         return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
     def check(self, message: Any, number: int, where: str) -> dict[str, Any]:
         """A message with a known role and text content."""
         place = f"{where}: message {number}"
         if not isinstance(message, dict) or message.get("role") not in ROLES:
-            raise DataError(f"{place} has no known role", f"a message has a role ({', '.join(ROLES)}) and content")
+            raise DataError(
+                f"{place} has no known role", f"a message has a role ({', '.join(ROLES)}) and content"
+            )
         content = message.get("content")
         if not isinstance(content, str | list) and not message.get("tool_calls"):
             raise DataError(f"{place} ({message['role']}) has no content", "give it a text, or remove it")
@@ -189,7 +211,9 @@ def _listed(row: dict[str, Any], key: str, where: str) -> list[Any]:
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise DataError(f"{where}: '{key}' is text that is not JSON: {error}", f"write {key} as a list") from error
+            raise DataError(
+                f"{where}: '{key}' is text that is not JSON: {error}", f"write {key} as a list"
+            ) from error
     if not isinstance(value, list):
         raise DataError(f"{where}: '{key}' is not a list", f"write {key} as a list of objects")
     return value

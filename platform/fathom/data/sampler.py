@@ -10,8 +10,9 @@ MASK = (1 << 64) - 1
 def step_examples(seed: int, size: int, examples_per_step: int, step: int) -> list[int]:
     """The examples of one optimizer step.
 
-    Epochs are permutations laid end to end and a step is a slice of that line, so a step may straddle two epochs
-    and every example comes exactly once per epoch. There is no state: a resumed run asks for its step again.
+    Epochs are permutations laid end to end and a step is a slice of that line, so a step may straddle two
+    epochs and every example comes exactly once per epoch. There is no state: a resumed run asks for its step
+    again.
 
     Args:
         seed: of the run.

@@ -1,4 +1,4 @@
-"""One renderer: a conversation becomes token ids and the mask of what is learned; serving uses it for prompts.
+"""One renderer: a conversation becomes token ids and the mask of what is learned; serving uses it too.
 
 Invariant: ``prompt(messages[:i])`` followed by what the model is taught to generate is a prefix of
 ``render(messages).ids``, so training sees exactly what serving will show.
@@ -17,16 +17,21 @@ from fathom.errors import DataError
 Message = dict[str, Any]
 
 CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 PLAIN = (
-    "{{ bos_token }}{% for message in messages %}{{ message['role'] | capitalize }}:\n{{ message['content'] }}"
-    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}\n\n{% endfor %}"
+    "{{ bos_token }}"
+    "{% for message in messages %}{{ message['role'] | capitalize }}:\n{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n\n' }}{% endfor %}"
     "{% if add_generation_prompt %}Assistant:\n{% endif %}"
 )
 PROBE = "fathom_probe"
-PROBE_TOOL = {"type": "function", "function": {"name": PROBE, "description": PROBE, "parameters": {"type": "object"}}}
+PROBE_TOOL = {
+    "type": "function",
+    "function": {"name": PROBE, "description": PROBE, "parameters": {"type": "object"}},
+}
 
 
 class Rendered(NamedTuple):
@@ -34,8 +39,8 @@ class Rendered(NamedTuple):
 
     Attributes:
         ids: token ids, up to the last supervised one (what follows it teaches nothing).
-        supervised: per token, whether it is a training target: the assistant's content and the end-of-turn token
-            behind it; never the generation prompt, never the whitespace after the end of the turn.
+        supervised: per token, whether it is a training target: the assistant's content and the end-of-turn
+            token behind it; never the generation prompt, never the whitespace after the end of the turn.
     """
 
     ids: list[int]
@@ -43,7 +48,7 @@ class Rendered(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """Where an assistant turn lies in the rendered text: after the generation prompt, to its end-of-turn token."""
+    """Where an assistant turn lies in the text: behind the generation prompt, to its end-of-turn token."""
 
     start: int
     stop: int
@@ -52,8 +57,8 @@ class Turn(NamedTuple):
 class Renderer:
     """Renders conversations with a tokenizer's chat template, in jinja's sandbox.
 
-    A tokenizer without a template gets ChatML if it has the ChatML tokens, else ``Role:\\ncontent`` blocks with the
-    end-of-text token after each assistant turn.
+    A tokenizer without a template gets ChatML if it has the ChatML tokens, else ``Role:\\ncontent`` blocks
+    with the end-of-text token after each assistant turn.
 
     Args:
         tokenizer: a ``transformers`` tokenizer.
@@ -88,7 +93,7 @@ class Renderer:
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        """Tokens that end an answer: the template's end-of-turn token and the tokenizer's end-of-text token."""
+        """Tokens that end an answer: the template's end-of-turn and the tokenizer's end-of-text token."""
         probe = self.render([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
         eos = self.tokenizer.eos_token_id
         return frozenset({probe.ids[-1]} | (set() if eos is None else {eos}))
@@ -97,8 +102,8 @@ class Renderer:
         """Token ids and mask of a whole conversation.
 
         Raises:
-            DataError: the template refuses the conversation, rewrites earlier turns, ignores tools or tool calls,
-                or does not end an assistant turn with a special token.
+            DataError: the template refuses the conversation, rewrites earlier turns, ignores tools or tool
+                calls, or does not end an assistant turn with a special token.
         """
         messages, tools = self._prepare(messages, tools)
         text = self._text(messages, tools)
@@ -117,7 +122,8 @@ class Renderer:
     def prompt(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
         """Token ids that ask for the next assistant turn, generation prompt included.
 
-        A template that rewrites earlier turns is allowed here: the prompt is then simply what it makes of them.
+        A template that rewrites earlier turns is allowed here: the prompt is then simply what it makes of
+        them.
 
         Raises:
             DataError: the template refuses the conversation or ignores the tools.
@@ -132,11 +138,16 @@ class Renderer:
                 done = text[:stop]
         return self._extend(ids, done, text)
 
-    def _prepare(self, messages: list[Message], tools: list[dict] | None) -> tuple[list[Message], list[dict] | None]:
-        """Messages and tools as templates expect them, what they mention guarded; refuses what would be ignored."""
+    def _prepare(
+        self, messages: list[Message], tools: list[dict] | None
+    ) -> tuple[list[Message], list[dict] | None]:
+        """Messages and tools as templates expect them, guarded; refuses what would be ignored."""
         plain = [_plain_message(message) for message in messages]
         if tools and not self._writes_tools:
-            raise DataError("the chat template ignores tools", "use a model whose template writes them, or leave tools out")
+            raise DataError(
+                "the chat template ignores tools",
+                "use a model whose template writes them, or leave tools out",
+            )
         if any(message.get("tool_calls") for message in plain) and not self._writes_tool_calls:
             raise DataError("the chat template ignores tool calls", "use a model whose template writes them")
         return self.encoder.guard(plain), self.encoder.guard(tools or None)
@@ -148,7 +159,10 @@ class Renderer:
     @cached_property
     def _writes_tool_calls(self) -> bool:
         call = {"type": "function", "function": {"name": PROBE, "arguments": {}}}
-        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        messages = [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
         return PROBE in self._text(messages, None)
 
     def _text(self, messages: list[Message], tools: list[dict] | None, ask: bool = False) -> str:
@@ -158,11 +172,14 @@ class Renderer:
             )
         except (TemplateError, TypeError, ValueError, KeyError, IndexError) as error:
             raise DataError(
-                f"the chat template refuses the conversation: {error}", "check the order of roles and the messages' fields"
+                f"the chat template refuses the conversation: {error}",
+                "check the order of roles and the messages' fields",
             ) from error
         return str(text)
 
-    def _turns(self, messages: list[Message], tools: list[dict] | None, text: str, strict: bool) -> list[Turn]:
+    def _turns(
+        self, messages: list[Message], tools: list[dict] | None, text: str, strict: bool
+    ) -> list[Turn]:
         """The assistant turns in ``text``, the rendering of ``messages`` (a prompt when not strict).
 
         A turn that nobody asked for (before any user or tool message) is context and is left out.
@@ -191,10 +208,14 @@ class Renderer:
             remedy = "use a template that writes an answer right after its generation prompt"
         elif not text.startswith(through):
             fault = "the chat template rewrites earlier turns, so training would not see what serving shows"
-            remedy = "use conversations with one assistant turn, or a template that leaves earlier turns alone"
+            remedy = (
+                "use conversations with one assistant turn, or a template that leaves earlier turns alone"
+            )
         elif end is None or through[len(before) + end.end() :].strip():
-            fault = "the chat template does not end an assistant turn with a special token: the model would never stop"
-            remedy = "put an end-of-turn or end-of-text token behind the assistant's content in the template"
+            fault = (
+                "the chat template does not end an assistant turn with a special token: no answer would end"
+            )
+            remedy = "put an end-of-turn token behind the assistant's content in the template"
         if end is not None and not fault:
             return Turn(len(before), len(before) + end.end())
         if strict:
@@ -204,8 +225,9 @@ class Renderer:
     def _extend(self, ids: list[int], done: str, text: str) -> list[int]:
         """Ids of ``text`` that begin with ``ids``, those of its beginning ``done``.
 
-        Normally the tokens of the whole text. Where a token would straddle the border (an answer that starts with a
-        line break), the rest is tokenised by itself: at serving time the prompt's tokens are fixed before the answer.
+        Normally the tokens of the whole text. Where a token would straddle the border (an answer that starts
+        with a line break), the rest is tokenised by itself: at serving time the prompt's tokens are fixed
+        before the answer.
         """
         whole = self.encoder.encode(text)
         if whole[: len(ids)] == ids:
@@ -240,6 +262,8 @@ def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
         try:
             arguments = json.loads(arguments)
         except ValueError as error:
-            raise DataError(f"a tool call's arguments are not JSON: {error}", "write the arguments as an object") from error
+            raise DataError(
+                f"a tool call's arguments are not JSON: {error}", "write the arguments as an object"
+            ) from error
     kept = {"name": function.get("name"), "arguments": arguments}
     return {**({"id": call["id"]} if "id" in call else {}), "type": "function", "function": kept}

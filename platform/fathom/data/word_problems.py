@@ -1,6 +1,7 @@
 """Arithmetic word problems with worked solutions: deterministic, without network, of one to four steps.
 
-Which split a problem belongs to is a function of its own story and numbers, so no question can be in two splits.
+Which split a problem belongs to is a function of its own story and numbers, so no question can be in two
+splits.
 """
 
 import random

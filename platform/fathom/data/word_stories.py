@@ -4,13 +4,23 @@ import random
 from collections.abc import Callable, Sequence
 
 NAMES = (
-    "Amira Ben Carla Dmitri Elena Farid Grace Hugo Ines Jonas Keiko Liam Mona Nadia Omar Priya Quentin Rosa Samuel "
-    "Tara Uma Viktor Wendy Yusuf Zoe Anton Bella Chidi Dalia Emil"
-).split()
-THINGS = "apples marbles stickers pencils shells stamps buttons coins cards beads walnuts postcards".split()
+    "Amira", "Ben", "Carla", "Dmitri", "Elena", "Farid", "Grace", "Hugo", "Ines", "Jonas", "Keiko", "Liam",
+    "Mona", "Nadia", "Omar", "Priya", "Quentin", "Rosa", "Samuel", "Tara", "Uma", "Viktor", "Wendy",
+    "Yusuf", "Zoe", "Anton", "Bella", "Chidi", "Dalia", "Emil",
+)  # fmt: skip
+THINGS = (
+    "apples", "marbles", "stickers", "pencils", "shells", "stamps", "buttons", "coins", "cards", "beads",
+    "walnuts", "postcards",
+)  # fmt: skip
 SHOPS = ("market", "corner shop", "stationery shop", "fair", "farm stand", "bookshop")
-GOODS = (("notebook", "pen"), ("sandwich", "juice"), ("ticket", "snack"), ("mug", "spoon"), ("brush", "paint tube"))
-DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+GOODS = (
+    ("notebook", "pen"),
+    ("sandwich", "juice"),
+    ("ticket", "snack"),
+    ("mug", "spoon"),
+    ("brush", "paint tube"),
+)
+DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 PLACES = ("library", "museum", "school hall", "theatre", "sports club", "community centre")
 
 Told = tuple[str, list[str], int]
@@ -73,7 +83,8 @@ def shopping(t: Teller) -> Told:
     few, cheap = t.number(2, 9), t.number(1, 6)
     ask = t.pick((f"How many dollars does {who} spend in all?", "What is the total cost in dollars?"))
     question = (
-        f"At the {shop}, {who} buys {many} {big}s for ${price} each and {few} {small}s for ${cheap} each. {ask}"
+        f"At the {shop}, {who} buys {many} {big}s for ${price} each "
+        f"and {few} {small}s for ${cheap} each. {ask}"
     )
     steps = [
         f"The {big}s cost {many} * {price} = {many * price} dollars.",
@@ -126,8 +137,8 @@ def travel(t: Teller) -> Told:
     first, second = hours * speed, later * slow
     unit = "hour" if later == 1 else "hours"
     question = (
-        f"{who} {way} for {hours} hours at {speed} kilometres per hour, and then for {later} {unit} at {slow} "
-        f"kilometres per hour. How many kilometres does {who} travel in total?"
+        f"{who} {way} for {hours} hours at {speed} kilometres per hour, and then for {later} {unit} at "
+        f"{slow} kilometres per hour. How many kilometres does {who} travel in total?"
     )
     steps = [
         f"The first part is {hours} * {speed} = {first} kilometres.",
@@ -159,8 +170,8 @@ def older(t: Teller) -> Told:
     age, gap, less = t.number(9, 40), t.number(2, 15), t.number(1, 8)
     middle = age + gap
     question = (
-        f"{one} is {age} years old. {two} is {gap} years older than {one}, and {three} is {less} years younger "
-        f"than {two}. How old is {three}?"
+        f"{one} is {age} years old. {two} is {gap} years older than {one}, and {three} is {less} years "
+        f"younger than {two}. How old is {three}?"
     )
     steps = [
         f"{two} is {age} + {gap} = {middle} years old.",
@@ -178,8 +189,8 @@ def wages(t: Teller) -> Told:
     spent = t.number(1, earned - 1)
     job = t.pick(("babysitting", "gardening", "tutoring", "painting fences", "walking dogs"))
     question = (
-        f"{who} earns ${rate} an hour for {job}. On {one} {who} worked {hours} hours and on {two} {more} hours. "
-        f"After that {who} spent ${spent}. How many dollars are left?"
+        f"{who} earns ${rate} an hour for {job}. On {one} {who} worked {hours} hours and on {two} {more} "
+        f"hours. After that {who} spent ${spent}. How many dollars are left?"
     )
     steps = [
         f"On {one} {who} earned {hours} * {rate} = {hours * rate} dollars.",
@@ -214,8 +225,8 @@ def reading(t: Teller) -> Told:
     pages, days, rest_days, daily = t.number(5, 30), t.number(2, 7), t.number(2, 8), t.number(6, 35)
     read, rest = pages * days, rest_days * daily
     question = (
-        f"{who} is reading a book of {read + rest} pages. {who} reads {pages} pages a day for {days} days and wants "
-        f"to finish in {rest_days} more days. How many pages must {who} read on each of those days?"
+        f"{who} is reading a book of {read + rest} pages. {who} reads {pages} pages a day for {days} days "
+        f"and wants to finish in {rest_days} more days. How many pages must {who} read on each of those days?"
     )
     steps = [
         f"In {days} days {who} reads {pages} * {days} = {read} pages.",
@@ -233,8 +244,8 @@ def bakery(t: Teller) -> Told:
     total = trays * per_tray
     sold = total - boxes * per_box
     question = (
-        f"A baker takes {trays} trays of {thing} out of the oven, {per_tray} on each tray. {sold} {thing} are sold "
-        f"right away, and the rest are packed into boxes of {per_box}. How many boxes are filled?"
+        f"A baker takes {trays} trays of {thing} out of the oven, {per_tray} on each tray. {sold} {thing} "
+        f"are sold right away, and the rest are packed into boxes of {per_box}. How many boxes are filled?"
     )
     steps = [
         f"The baker made {trays} * {per_tray} = {total} {thing}.",
@@ -267,8 +278,8 @@ def garden(t: Teller) -> Told:
     length, width, price = t.number(4, 25), t.number(3, 20), t.number(2, 9)
     half = length + width
     question = (
-        f"{who}'s rectangular garden is {length} metres long and {width} metres wide. A fence costs ${price} per "
-        "metre. How many dollars does a fence around the whole garden cost?"
+        f"{who}'s rectangular garden is {length} metres long and {width} metres wide. A fence costs "
+        f"${price} per metre. How many dollars does a fence around the whole garden cost?"
     )
     steps = [
         f"One long and one short side are {length} + {width} = {half} metres.",
@@ -284,8 +295,8 @@ def bus(t: Teller) -> Told:
     second = t.number(1, 15)
     vehicle = t.pick(("bus", "tram", "ferry", "train"))
     question = (
-        f"A {vehicle} leaves with {start} passengers. At the first stop {off} get off and {on} get on. At the second "
-        f"stop {second} more get on. How many passengers are on the {vehicle} now?"
+        f"A {vehicle} leaves with {start} passengers. At the first stop {off} get off and {on} get on. At "
+        f"the second stop {second} more get on. How many passengers are on the {vehicle} now?"
     )
     after_off, after_on = start - off, start - off + on
     steps = [
@@ -304,8 +315,8 @@ def eggs(t: Teller) -> Told:
     daily = int(carton) * cartons
     week = days * daily
     question = (
-        f"{who}'s hens lay {daily} eggs every day. {who} packs the eggs of one week (7 days) into cartons of {carton} "
-        f"and sells each carton for ${price}. How many dollars does {who} earn?"
+        f"{who}'s hens lay {daily} eggs every day. {who} packs the eggs of one week (7 days) into cartons "
+        f"of {carton} and sells each carton for ${price}. How many dollars does {who} earn?"
     )
     t.numbers.append(int(carton))
     steps = [
