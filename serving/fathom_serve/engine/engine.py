@@ -1,0 +1,290 @@
+"""The engine: requests in, events out, one tick at a time. It has no thread and no clock of its own."""
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from fathom.model.looped import LoopedLM
+from fathom_serve.engine.flight import Flight, Piece
+from fathom_serve.engine.limits import EngineLimits
+from fathom_serve.engine.request import (
+    Alternative,
+    Event,
+    Failed,
+    Finished,
+    Progress,
+    Request,
+    RequestRefused,
+    Token,
+)
+from fathom_serve.engine.runner import Runner
+from fathom_serve.engine.sample import choose
+from fathom_serve.kv.pool import PagePool
+from fathom_serve.kv.streams import pages_for
+from fathom_serve.text.stream import TextStream
+
+log = logging.getLogger(__name__)
+
+
+class Told(NamedTuple):
+    """An event and whose it is."""
+
+    request_id: str
+    event: Event
+
+
+class Engine:
+    """Continuous batching over depths, for one model.
+
+    Args:
+        model: a looped model in evaluation mode, in its serving dtype.
+        limits: sizes.
+        decode: token ids to text, special tokens left out.
+        stop_ids: tokens that end an answer.
+    """
+
+    def __init__(
+        self,
+        model: LoopedLM,
+        limits: EngineLimits,
+        decode: Callable[[list[int]], str],
+        stop_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self.model = model.eval()
+        self.limits = limits
+        self.decode = decode
+        self.stop_ids = stop_ids
+        self.context = min(limits.context_tokens or model.config.max_positions, model.config.max_positions)
+        self.pool = make_pool(model, limits)
+        self.runner = Runner(model, self.pool, limits.head_rows)
+        self.queue: deque[Flight] = deque()
+        self.active: list[Flight] = []
+        self.ticks = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a tick would do anything."""
+        return bool(self.active or self.queue)
+
+    @property
+    def reserved(self) -> int:
+        """Pages set aside for the requests in flight."""
+        return sum(flight.reserved for flight in self.active)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestRefused: invalid (400), larger than the pool even alone (400), or the queue is full (503).
+        """
+        flight = self._flight(request)
+        if len(self.queue) >= self.limits.max_queued and not self._fits_now(flight):
+            raise RequestRefused(
+                Failed(
+                    503,
+                    f"{len(self.queue)} requests are waiting already",
+                    None,
+                    "queue_full",
+                    self._drain_s(),
+                )
+            )
+        self.queue.append(flight)
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request, wherever it is; its pages are free at once. Unknown ids are ignored: it may just have ended."""
+        self.queue = deque(flight for flight in self.queue if flight.request.id != request_id)
+        for flight in [flight for flight in self.active if flight.request.id == request_id]:
+            self._end(flight)
+
+    def abandon(self) -> list[str]:
+        """Forget everything, after a defect; returns the ids."""
+        ids = [flight.request.id for flight in (*self.active, *self.queue)]
+        for request_id in ids:
+            self.abort(request_id)
+        return ids
+
+    def tick(self) -> list[Told]:
+        """Admit, run one forward over rows of all requests in flight, sample what is settled."""
+        self._admit()
+        if not self.active:
+            return []
+        pieces = self._plan()
+        outcomes = self.runner.execute(pieces)
+        self.ticks += 1
+        told: list[Told] = []
+        for piece, outcome in zip(pieces, outcomes, strict=True):
+            piece.flight.advance(piece, outcome)
+            if piece.flight.wave.done:
+                told += self._settle(piece.flight)
+        if self.limits.books == "tick" or not self.active:
+            self.check_books()
+        return told
+
+    def check_books(self) -> None:
+        """Every used page belongs to a living request, and each one stays within what it reserved."""
+        self.pool.check([page for flight in self.active for page in flight.streams.held()])
+        for flight in self.active:
+            if len(flight.streams.held()) > flight.reserved:
+                raise RuntimeError(f"request {flight.request.id} holds more pages than it reserved")
+
+    def _flight(self, request: Request) -> Flight:
+        max_depth, threshold = self._depth(request)
+        room = self.context - len(request.prompt)
+        if not request.prompt:
+            raise RequestRefused(Failed(400, "the prompt is empty", "messages", "empty_prompt"))
+        if room < 1:
+            raise RequestRefused(
+                Failed(
+                    400,
+                    f"the prompt has {len(request.prompt)} tokens; this model takes {self.context} for prompt and answer",
+                    "messages",
+                    "context_length_exceeded",
+                )
+            )
+        if request.sampling.max_tokens > room:
+            raise RequestRefused(
+                Failed(
+                    400,
+                    f"max_tokens {request.sampling.max_tokens} with a prompt of {len(request.prompt)} tokens is more than the "
+                    f"{self.context} this model takes: ask for at most {room}",
+                    "max_tokens",
+                    "context_length_exceeded",
+                )
+            )
+        pages = self._worst_case(request, max_depth)
+        if pages > self.pool.pages:
+            raise RequestRefused(
+                Failed(
+                    400,
+                    f"the request may need {pages} pages of keys and values, the server has {self.pool.pages}: shorten the "
+                    "prompt, or lower max_tokens or depth.max_depth",
+                    "max_tokens",
+                    "memory_exceeded",
+                )
+            )
+        return Flight(
+            request, max_depth, threshold, self.pool, pages, TextStream(self.decode, request.sampling.stop)
+        )
+
+    def _depth(self, request: Request) -> tuple[int, float]:
+        method, asked = self.model.method, request.depth
+        if asked.max_depth is not None and not 1 <= asked.max_depth <= method.max_depth:
+            raise RequestRefused(
+                Failed(
+                    400,
+                    f"depth.max_depth is {asked.max_depth}; this model has depths 1 to {method.max_depth}",
+                    "depth.max_depth",
+                    "depth_out_of_range",
+                )
+            )
+        if asked.tau_exit is not None and self.model.decider is None:
+            raise RequestRefused(
+                Failed(
+                    400,
+                    f"depth.tau_exit: method {method.name!r} has no decider, so there is no threshold to set",
+                    "depth.tau_exit",
+                    "unsupported_parameter",
+                )
+            )
+        threshold = method.threshold if asked.tau_exit is None else asked.tau_exit
+        return asked.max_depth or method.max_depth, threshold
+
+    def _worst_case(self, request: Request, max_depth: int) -> int:
+        """Pages if every row that may go deep does. The last token of an answer never runs."""
+        positions = len(request.prompt) + request.sampling.max_tokens - 1
+        deep = positions if self.model.decider is not None else request.sampling.max_tokens
+        rows = self.limits.page_rows
+        return pages_for(positions, rows) + (max_depth - 1) * pages_for(deep, rows)
+
+    def _fits_now(self, flight: Flight) -> bool:
+        room = self.pool.pages - self.reserved
+        return not self.queue and len(self.active) < self.limits.max_active and flight.reserved <= room
+
+    def _drain_s(self) -> int:
+        """A rough time until a place is free: answers in flight at ten tokens per second."""
+        left = min(f.request.sampling.max_tokens - len(f.answer_depths) for f in (*self.active, *self.queue))
+        return min(60, 1 + left // 10)
+
+    def _admit(self) -> None:
+        """First come, first served; the head of the queue waits until its worst case fits."""
+        while self.queue and len(self.active) < self.limits.max_active:
+            if self.reserved + self.queue[0].reserved > self.pool.pages:
+                return
+            self.active.append(self.queue.popleft())
+
+    def _plan(self) -> list[Piece]:
+        """One piece per flight: answer tokens first, a row each; prompts share what is left, oldest first."""
+        budget = self.limits.rows_per_tick
+        pieces = []
+        for flight in sorted(self.active, key=lambda flight: not flight.answering):
+            if budget > 0:
+                piece = flight.piece(budget)
+                budget -= len(piece.positions)
+                pieces.append(piece)
+        return pieces
+
+    def _settle(self, flight: Flight) -> list[Told]:
+        """Sample a flight whose wave is done. A fault here is one request's own."""
+        name = flight.request.id
+        try:
+            return [Told(name, event) for event in self._answer(flight)]
+        except Exception as error:
+            log.exception("request %s failed while sampling", name)
+            self._end(flight)
+            return [Told(name, Failed(500, f"sampling failed: {error}", None, "internal_error"))]
+
+    def _answer(self, flight: Flight) -> list[Event]:
+        token = self._sample(flight)
+        flight.append(token)
+        sampling = flight.request.sampling
+        ends = token.id in self.stop_ids and not sampling.ignore_stop_tokens
+        settled = [] if ends else flight.text.push(token)
+        stopped = ends or flight.text.stopped
+        if not stopped and len(flight.answer_depths) < sampling.max_tokens:
+            return [Progress(settled)] if settled else []
+        settled += flight.text.finish()
+        self._end(flight)
+        last = Finished("stop" if stopped else "length", flight.usage(self.model.method.max_depth))
+        return [Progress(settled), last] if settled else [last]
+
+    @torch.inference_mode()
+    def _sample(self, flight: Flight) -> Token:
+        position = len(flight.ids) - 1
+        mixture = self.model.mix(flight.log_probs, flight.gates)
+        token = choose(mixture, flight.request.sampling, 0, position)
+        return Token(
+            token,
+            "",
+            flight.depths[position],
+            float(mixture[token]),
+            self._alternatives(flight.request, mixture),
+        )
+
+    def _alternatives(self, request: Request, mixture: torch.Tensor) -> tuple[Alternative, ...]:
+        best = mixture.topk(request.sampling.top_logprobs or 0)
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return tuple(Alternative(token, self.decode([token]), value) for token, value in pairs)
+
+    def _end(self, flight: Flight) -> None:
+        flight.streams.release()
+        self.active.remove(flight)
+
+
+def make_pool(model: LoopedLM, limits: EngineLimits) -> PagePool:
+    """The page pool of a model: as many pages as the limits say, or as fit in their memory."""
+    config, weight = model.config, model.table.embedding
+    entry = 2 * config.layers * config.kv_heads * config.head_width * weight.element_size()
+    pages = limits.pages or math.floor(limits.kv_memory_mb * 2**20 / (entry * limits.page_rows))
+    return PagePool(
+        config.layers,
+        max(1, pages),
+        limits.page_rows,
+        config.kv_heads,
+        config.head_width,
+        weight.dtype,
+        weight.device,
+    )

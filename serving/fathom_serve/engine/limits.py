@@ -1,0 +1,31 @@
+"""Sizes of an engine."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class EngineLimits(BaseModel):
+    """What one engine may hold and run at once."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_active: int = Field(default=16, ge=1, description="requests in flight")
+    max_queued: int = Field(default=64, ge=0, description="requests that wait; more are refused with 503")
+    rows_per_tick: int = Field(default=512, ge=1, description="rows of one forward")
+    head_rows: int = Field(default=64, ge=1, description="rows whose logits exist at once")
+    page_rows: int = Field(default=16, ge=1, description="entries of a page")
+    kv_memory_mb: int = Field(default=512, ge=1, description="keys and values of all requests, MiB")
+    pages: int | None = Field(default=None, ge=1, description="pages, instead of kv_memory_mb")
+    context_tokens: int | None = Field(
+        default=None, ge=2, description="prompt and answer; default the model's"
+    )
+    default_max_tokens: int = Field(default=256, ge=1, description="answer length when a request names none")
+    books: Literal["idle", "tick"] = Field(default="idle", description="when the page books are checked")
+
+    @model_validator(mode="after")
+    def check(self) -> "EngineLimits":
+        """Every request in flight must be able to run a row in every tick."""
+        if self.rows_per_tick < self.max_active:
+            raise ValueError("rows_per_tick is below max_active: a request could wait for ever")
+        return self

@@ -1,0 +1,1 @@
+"""Keys and values: one pool of pages, and per request and depth an append-only list of them."""

@@ -1,0 +1,1 @@
+"""From tokens to text: incremental decoding, stop strings, tints."""
