@@ -44,12 +44,9 @@ def lookahead_log_prob(
         targets = rows.targets[index]
     else:
         targets = rows.ids.new_zeros(1)
-        embedding = model.embed(targets)
-        hidden, sequence, position = (
-            torch.zeros_like(embedding),
-            targets + GHOST,
-            targets,
-        )
+        # Zeros, not an embedding of something: sharded modules must be called equally often on every rank.
+        embedding = hidden = trace.embedding.new_zeros(1, trace.embedding.shape[1])
+        sequence, position = targets + GHOST, targets
     meta = RowMeta(sequence, position, torch.full_like(position, depth + 1))
     view = trace.streams.lookahead_view(meta, depth + 1)
     deeper = model.run_span(model.enter(embedding, hidden), position, view)
