@@ -95,7 +95,8 @@ class Engine:
         self.queue.append(flight)
 
     def abort(self, request_id: str) -> None:
-        """Forget a request, wherever it is; its pages are free at once. Unknown ids are ignored: it may just have ended."""
+        """Forget a request, wherever it is; its pages are free at once. Unknown ids are ignored: it may just
+        have ended."""
         self.queue = deque(flight for flight in self.queue if flight.request.id != request_id)
         for flight in [flight for flight in self.active if flight.request.id == request_id]:
             self._end(flight)
@@ -134,61 +135,45 @@ class Engine:
     def _flight(self, request: Request) -> Flight:
         max_depth, threshold = self._depth(request)
         room = self.context - len(request.prompt)
-        if not request.prompt:
-            raise RequestRefused(Failed(400, "the prompt is empty", "messages", "empty_prompt"))
+        length, answer = len(request.prompt), request.sampling.max_tokens
+        if not length:
+            raise _refused("the prompt is empty", "messages", "empty_prompt")
         if room < 1:
-            raise RequestRefused(
-                Failed(
-                    400,
-                    f"the prompt has {len(request.prompt)} tokens; this model takes {self.context} for prompt and answer",
-                    "messages",
-                    "context_length_exceeded",
-                )
+            raise _refused(
+                f"the prompt has {length} tokens; this model takes {self.context} for prompt and answer",
+                "messages",
+                "context_length_exceeded",
             )
-        if request.sampling.max_tokens > room:
-            raise RequestRefused(
-                Failed(
-                    400,
-                    f"max_tokens {request.sampling.max_tokens} with a prompt of {len(request.prompt)} tokens is more than the "
-                    f"{self.context} this model takes: ask for at most {room}",
-                    "max_tokens",
-                    "context_length_exceeded",
-                )
+        if answer > room:
+            raise _refused(
+                f"max_tokens {answer} with a prompt of {length} tokens is more than the {self.context} that "
+                f"this model takes: ask for at most {room}",
+                "max_tokens",
+                "context_length_exceeded",
             )
         pages = self._worst_case(request, max_depth)
         if pages > self.pool.pages:
-            raise RequestRefused(
-                Failed(
-                    400,
-                    f"the request may need {pages} pages of keys and values, the server has {self.pool.pages}: shorten the "
-                    "prompt, or lower max_tokens or depth.max_depth",
-                    "max_tokens",
-                    "memory_exceeded",
-                )
+            raise _refused(
+                f"the request may need {pages} pages of keys and values, the server has {self.pool.pages}: "
+                "shorten the prompt, or lower max_tokens or depth.max_depth",
+                "max_tokens",
+                "memory_exceeded",
             )
-        return Flight(
-            request, max_depth, threshold, self.pool, pages, TextStream(self.decode, request.sampling.stop)
-        )
+        return Flight(request, max_depth, threshold, self.pool, pages, TextStream(self.decode, request.sampling.stop))
 
     def _depth(self, request: Request) -> tuple[int, float]:
         method, asked = self.model.method, request.depth
         if asked.max_depth is not None and not 1 <= asked.max_depth <= method.max_depth:
-            raise RequestRefused(
-                Failed(
-                    400,
-                    f"depth.max_depth is {asked.max_depth}; this model has depths 1 to {method.max_depth}",
-                    "depth.max_depth",
-                    "depth_out_of_range",
-                )
+            raise _refused(
+                f"depth.max_depth is {asked.max_depth}; this model has depths 1 to {method.max_depth}",
+                "depth.max_depth",
+                "depth_out_of_range",
             )
         if asked.tau_exit is not None and self.model.decider is None:
-            raise RequestRefused(
-                Failed(
-                    400,
-                    f"depth.tau_exit: method {method.name!r} has no decider, so there is no threshold to set",
-                    "depth.tau_exit",
-                    "unsupported_parameter",
-                )
+            raise _refused(
+                f"depth.tau_exit: method {method.name!r} has no decider, so there is no threshold to set",
+                "depth.tau_exit",
+                "unsupported_parameter",
             )
         threshold = method.threshold if asked.tau_exit is None else asked.tau_exit
         return asked.max_depth or method.max_depth, threshold
@@ -272,6 +257,10 @@ class Engine:
     def _end(self, flight: Flight) -> None:
         flight.streams.release()
         self.active.remove(flight)
+
+
+def _refused(message: str, param: str, code: str) -> RequestRefused:
+    return RequestRefused(Failed(400, message, param, code))
 
 
 def make_pool(model: LoopedLM, limits: EngineLimits) -> PagePool:

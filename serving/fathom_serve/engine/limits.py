@@ -17,9 +17,7 @@ class EngineLimits(BaseModel):
     page_rows: int = Field(default=16, ge=1, description="entries of a page")
     kv_memory_mb: int = Field(default=512, ge=1, description="keys and values of all requests, MiB")
     pages: int | None = Field(default=None, ge=1, description="pages, instead of kv_memory_mb")
-    context_tokens: int | None = Field(
-        default=None, ge=2, description="prompt and answer; default the model's"
-    )
+    context_tokens: int | None = Field(default=None, ge=2, description="prompt and answer; default the model's")
     default_max_tokens: int = Field(default=256, ge=1, description="answer length when a request names none")
     books: Literal["idle", "tick"] = Field(default="idle", description="when the page books are checked")
 

@@ -61,9 +61,7 @@ class Runner:
         def spread(values: list, dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype).repeat_interleave(counts).to(device)
 
-        positions = torch.tensor(
-            [position for piece in pieces for position in piece.positions], device=device
-        )
+        positions = torch.tensor([position for piece in pieces for position in piece.positions], device=device)
         predicts = torch.zeros_like(positions, dtype=torch.bool)
         ends = counts.cumsum(0) - 1
         predicts[ends.to(device)] = torch.tensor([piece.predicts for piece in pieces], device=device)
@@ -83,13 +81,9 @@ class Runner:
         if not states:
             return embedding
         deep = (depth > 1).nonzero()[:, 0]
-        return embedding.index_copy(
-            0, deep, self.model.enter(embedding[deep], torch.cat(states)).to(embedding.dtype)
-        )
+        return embedding.index_copy(0, deep, self.model.enter(embedding[deep], torch.cat(states)).to(embedding.dtype))
 
-    def _heads(
-        self, rows: _Rows, embedding: Tensor, hidden: Tensor
-    ) -> tuple[Tensor | None, dict[int, Tensor]]:
+    def _heads(self, rows: _Rows, embedding: Tensor, hidden: Tensor) -> tuple[Tensor | None, dict[int, Tensor]]:
         """Continue probabilities ``[rows]`` (NaN where none is asked for) and the log-probabilities of predicting rows.
 
         Logits are made only for rows that sample or gate, a tile at a time.

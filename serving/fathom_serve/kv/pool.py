@@ -84,12 +84,8 @@ class PagePool:
             RuntimeError: the books do not balance.
         """
         distinct = set(self._free)
-        whole = (
-            self.free + self.used == self.pages and not distinct & self._used and len(distinct) == self.free
-        )
+        whole = self.free + self.used == self.pages and not distinct & self._used and len(distinct) == self.free
         if not whole:
             raise RuntimeError(f"page books: {self.free} free + {self.used} used is not {self.pages} in all")
         if len(held) != self.used or set(held) != self._used:
-            raise RuntimeError(
-                f"page books: streams hold {len(held)} pages, the pool counts {self.used} used"
-            )
+            raise RuntimeError(f"page books: streams hold {len(held)} pages, the pool counts {self.used} used")

@@ -88,9 +88,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     rows, heads, width = q.shape
     kv_heads = k.shape[1]
     groups = heads // kv_heads
-    folded = (
-        q.view(rows, kv_heads, groups, width).permute(1, 2, 0, 3).reshape(1, kv_heads, groups * rows, width)
-    )
+    folded = q.view(rows, kv_heads, groups, width).permute(1, 2, 0, 3).reshape(1, kv_heads, groups * rows, width)
     out = F.scaled_dot_product_attention(
         folded,
         k.to(q.dtype).transpose(0, 1)[None],
