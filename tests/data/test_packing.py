@@ -61,14 +61,14 @@ def test_an_example_over_capacity_is_refused_not_cut() -> None:
 class Documents:
     """Stands for a prepared data set."""
 
-    documents = [([1, 2, 3], [False, False, True]), ([4, 5], [False, True]), ([6], [False])]
+    documents = (([1, 2, 3], [False, False, True]), ([4, 5], [False, True]), ([6], [False]))
 
     def document(self, number: int) -> tuple[list[int], list[bool]]:
         return self.documents[number]
 
 
 def test_rows_of_a_forward_keep_the_mask() -> None:
-    """D.2 #4, #12: the packed rows have each document's positions, and only its supervised tokens as targets."""
+    """D.2 #4, #12: each document's own positions, and only its supervised tokens as targets."""
     rows = micro_batch_rows(Documents(), [0, 1])  # pyright: ignore[reportArgumentType]
     assert rows.ids.tolist() == [1, 2, 3, 4, 5]
     assert rows.positions.tolist() == [0, 1, 2, 0, 1]

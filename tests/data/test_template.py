@@ -1,4 +1,4 @@
-"""The renderer against the bug reports of other trainers: what is supervised, what a prompt is, what is refused."""
+"""The renderer against bug reports of others: what is supervised, what a prompt is, what is refused."""
 
 import pytest
 from hypothesis import given, settings
@@ -52,10 +52,7 @@ def test_exactly_the_answer_and_its_end_are_supervised() -> None:
     renderer = RENDERERS["chatml"]
     ids, mask = renderer.render(chat("How many apples?", "The answer is 12."))
     text = renderer.tokenizer.decode(ids)
-    assert (
-        text
-        == "<|im_start|>user\nHow many apples?<|im_end|>\n<|im_start|>assistant\nThe answer is 12.<|im_end|>"
-    )
+    assert text == "<|im_start|>user\nHow many apples?<|im_end|>\n<|im_start|>assistant\nThe answer is 12.<|im_end|>"
     assert learned(renderer, chat("How many apples?", "The answer is 12.")) == "The answer is 12.<|im_end|>"
     first = mask.index(True)
     assert ids[:first] == renderer.prompt(chat("How many apples?"))
@@ -83,7 +80,7 @@ TEXTS = st.lists(
 
 
 @EVERY
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(texts=TEXTS)
 def test_serving_sees_what_training_saw(renderer: Renderer, texts: list[str]) -> None:
     """D.2 #7, #8: the prompt of every turn, then what is learned there, is a prefix of the training ids."""
@@ -102,7 +99,7 @@ def test_serving_sees_what_training_saw(renderer: Renderer, texts: list[str]) ->
 
 @EVERY
 def test_at_most_one_bos(renderer: Renderer) -> None:
-    """D.2 #11: a template that writes the BOS is not given another by the tokenizer, in training or in a prompt."""
+    """D.2 #11: a template that writes the BOS gets no other from the tokenizer, training or serving."""
     bos = renderer.tokenizer.bos_token_id
     expected = 1 if "bos_token" in renderer.template else 0
     assert renderer.render(chat("a", "b")).ids.count(bos) == expected
@@ -217,7 +214,7 @@ def test_without_a_template_the_tokens_decide() -> None:
     ids, _ = plain.render(chat("a", "b"))
     assert plain.tokenizer.decode(ids) == "<s>User:\na\n\nAssistant:\nb</s>"
     assert plain.prompt(chat("a")) == ids[: len(plain.prompt(chat("a")))]
-    with pytest.raises(DataError, match="neither|no chat template"):
+    with pytest.raises(DataError, match="no chat template and no end-of-text"):
         Renderer(tiny_tokenizer(None, ("<s>",), bos_token="<s>"))
 
 
@@ -229,6 +226,4 @@ def test_stop_ids_are_end_of_turn_and_end_of_text() -> None:
 def test_the_digest_follows_template_and_vocabulary() -> None:
     assert RENDERERS["chatml"].digest == Renderer(tiny_tokenizer(CHATML)).digest
     assert RENDERERS["chatml"].digest != RENDERERS["default system"].digest
-    assert (
-        RENDERERS["chatml"].digest != Renderer(tiny_tokenizer(CHATML, ("<|im_start|>", "<|im_end|>"))).digest
-    )
+    assert RENDERERS["chatml"].digest != Renderer(tiny_tokenizer(CHATML, ("<|im_start|>", "<|im_end|>"))).digest

@@ -5,13 +5,13 @@ import re
 import pytest
 
 from fathom.data.word_problems import SPLITS, word_problem
-from fathom.data.word_stories import STORIES, Teller
+from fathom.data.word_stories import STORIES
 
-MANY = {split: [word_problem(index, split) for index in range(3000)] for split in SPLITS}
+MANY = {split: [word_problem(index, split) for index in range(1500)] for split in SPLITS}
 EVERY = [problem for split in SPLITS for problem in MANY[split]]
 GOLDEN = {
-    "question": "Quentin has 8 stickers and is given 12 more. How many stickers is that altogether?",
-    "answer": "Quentin has 8 + 12 = 20 stickers. The answer is 20.",
+    "question": "Leila has 8 stickers and is given 12 more. How many stickers is that altogether?",
+    "answer": "Leila has 8 + 12 = 20 stickers. The answer is 20.",
     "result": 20,
 }
 EQUATION = re.compile(r"(\d+(?: [-+*/] \d+)+) = (\d+)")
@@ -79,14 +79,3 @@ def test_it_is_the_same_everywhere() -> None:
 def test_unknown_splits_are_refused() -> None:
     with pytest.raises(ValueError, match="splits are train, heldout"):
         word_problem(0, "test")
-
-
-def test_numbers_that_decide_the_split_are_all_in_the_question_or_derived() -> None:
-    """Two problems with the same story and drawn numbers are in one split, so wording cannot leak a test question."""
-    import random
-
-    from fathom.data.word_problems import split_of
-
-    teller = Teller(random.Random(1))
-    STORIES[2](teller)
-    assert teller.numbers and split_of(2, teller.numbers) == split_of(2, list(teller.numbers))

@@ -1,4 +1,4 @@
-"""A byte-level tokenizer of a few hundred tokens, trained on the spot, and chat templates of several habits."""
+"""Tokenizers of a few hundred tokens, trained on the spot, and chat templates of several habits."""
 
 from functools import cache
 from typing import Any
@@ -18,15 +18,16 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 DEFAULT_SYSTEM = (
-    "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
-    + CHATML
+    "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+    "{% endif %}" + CHATML
 )
 WITH_BOS = "{{ bos_token }}" + CHATML
 # As Qwen3 does: earlier turns lose their reasoning, so what was learned is not what a later prompt shows.
 REWRITES = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
     "{% if m['role'] == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
-    "{{ m['content'] }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 # The generation prompt opens a block that the rendered answer does not have.
 THINK_PROMPT = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
@@ -41,7 +42,8 @@ GLUED = CHATML.replace("assistant\n", "assistant: the an").replace(
 TOOLS = (
     "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
-    "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}{{ c.function.arguments | tojson }}</call>{% endfor %}"
+    "{% for c in m.tool_calls or [] %}"
+    "<call>{{ c.function.name }}{{ c.function.arguments | tojson }}</call>{% endfor %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -63,7 +65,7 @@ def tiny_tokenizer(
     adds_bos: bool = False,
     **names: Any,
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer with this chat template; ``adds_bos`` gives it a post-processor that writes ``<s>`` in front."""
+    """A tokenizer with this chat template; ``adds_bos``: a post-processor writes ``<s>`` in front."""
     backend = Tokenizer.from_str(_backend(specials))
     if adds_bos:
         bos = ("<s>", backend.token_to_id("<s>"))

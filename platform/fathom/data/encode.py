@@ -48,9 +48,7 @@ class Encoder:
         ids: list[int] = []
         for number, piece in enumerate(MARKED.split(text)):
             if piece:  # odd pieces are the marked ones
-                ids += self.tokenizer.encode(
-                    piece, add_special_tokens=False, split_special_tokens=number % 2 == 1
-                )
+                ids += self.tokenizer.encode(piece, add_special_tokens=False, split_special_tokens=number % 2 == 1)
         return ids
 
     def spells(self, ids: list[int], text: str) -> bool:

@@ -57,17 +57,13 @@ class Prepared:
         self._ids = [chunk for chunk in table["ids"].chunks if len(chunk)]
         self._supervised = [chunk for chunk in table["supervised"].chunks if len(chunk)]
         self._starts = np.cumsum([0, *(len(chunk) for chunk in self._ids)])
-        self.lengths = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in self._ids]).astype(
-            np.int64
-        )
+        self.lengths = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in self._ids]).astype(np.int64)
         self.supervised_counts = np.concatenate([_true_counts(chunk) for chunk in self._supervised])
 
     def _shard(self, name: str, digest: str) -> pa.Table:
         path = self.folder / name
         if not path.is_file() or _sha256(path) != digest:
-            raise DataError(
-                f"{path} is damaged or missing", f"remove {self.folder} and run `fathom prepare` again"
-            )
+            raise DataError(f"{path} is damaged or missing", f"remove {self.folder} and run `fathom prepare` again")
         return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
     def __len__(self) -> int:
@@ -104,9 +100,7 @@ def prepare(data_cfg: DataConfig, split: Split, renderer: Renderer, folder: Path
         if found.made_from == made_from:
             return found
         changed = [key for key in made_from if found.made_from.get(key) != made_from[key]]
-        raise DataError(
-            f"{folder} holds data prepared from other {', '.join(changed)}", "choose or clear the folder"
-        )
+        raise DataError(f"{folder} holds data prepared from other {', '.join(changed)}", "choose or clear the folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
@@ -166,9 +160,7 @@ def _write(
     count: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
     longest = 0
-    for row in _with_progress(
-        read_conversations(source, cfg, made_from["max_examples"]), f"preparing {split}"
-    ):
+    for row in _with_progress(read_conversations(source, cfg, made_from["max_examples"]), f"preparing {split}"):
         count["rows"] += 1
         if isinstance(row, Dropped):
             dropped[row.reason] += 1

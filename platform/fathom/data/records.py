@@ -32,9 +32,7 @@ class Dropped(NamedTuple):
     where: str
 
 
-def read_conversations(
-    source: str, data_cfg: DataConfig, limit: int | None = None
-) -> Iterator[Conversation | Dropped]:
+def read_conversations(source: str, data_cfg: DataConfig, limit: int | None = None) -> Iterator[Conversation | Dropped]:
     """Read a source row by row.
 
     Args:
@@ -70,9 +68,7 @@ def _rows(source: str, limit: int | None) -> Iterator[tuple[Any, str]]:
 def _generated_rows(source: str, limit: int | None) -> Iterator[tuple[Any, str]]:
     split = source.removeprefix(GENERATED).removeprefix(":") or "train"
     if not source.startswith(GENERATED) or split not in SPLITS:
-        raise DataError(
-            f"{source}: no such generator", f"known: {', '.join(f'{GENERATED}:{name}' for name in SPLITS)}"
-        )
+        raise DataError(f"{source}: no such generator", f"known: {', '.join(f'{GENERATED}:{name}' for name in SPLITS)}")
     for index in range(limit or GENERATED_ROWS[split]):
         yield word_problem(index, split), f"{source}:{index + 1}"
 
@@ -89,9 +85,7 @@ def _jsonl_rows(source: str) -> Iterator[tuple[Any, str]]:
                 raise DataError(f"{where}: not UTF-8 text", "save the file as UTF-8") from error
             except (json.JSONDecodeError, RecursionError) as error:
                 reason = (
-                    f"{error.msg} at column {error.colno}"
-                    if isinstance(error, ValueError)
-                    else "nested too deeply"
+                    f"{error.msg} at column {error.colno}" if isinstance(error, ValueError) else "nested too deeply"
                 )
                 raise DataError(f"{where}: invalid JSON: {reason}", "a line holds one JSON object") from error
 
@@ -108,9 +102,7 @@ def _parquet_rows(source: str) -> Iterator[tuple[Any, str]]:
                     number += 1
                     yield _without_nulls(row), f"{source}:{number}"
         except pyarrow.ArrowException as error:
-            raise DataError(
-                f"{source}: not readable as Parquet: {error}", "give an intact Parquet file"
-            ) from error
+            raise DataError(f"{source}: not readable as Parquet: {error}", "give an intact Parquet file") from error
 
 
 def _without_nulls(value: Any) -> Any:
@@ -143,8 +135,7 @@ class _Maker:
             )
         if "messages" in row:
             messages = [
-                self.check(message, number, where)
-                for number, message in enumerate(_listed(row, "messages", where), 1)
+                self.check(message, number, where) for number, message in enumerate(_listed(row, "messages", where), 1)
             ]
         else:
             messages = self.exchange(row, where)
@@ -172,9 +163,7 @@ class _Maker:
         """A message with a known role and text content."""
         place = f"{where}: message {number}"
         if not isinstance(message, dict) or message.get("role") not in ROLES:
-            raise DataError(
-                f"{place} has no known role", f"a message has a role ({', '.join(ROLES)}) and content"
-            )
+            raise DataError(f"{place} has no known role", f"a message has a role ({', '.join(ROLES)}) and content")
         content = message.get("content")
         if not isinstance(content, str | list) and not message.get("tool_calls"):
             raise DataError(f"{place} ({message['role']}) has no content", "give it a text, or remove it")
@@ -211,9 +200,7 @@ def _listed(row: dict[str, Any], key: str, where: str) -> list[Any]:
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise DataError(
-                f"{where}: '{key}' is text that is not JSON: {error}", f"write {key} as a list"
-            ) from error
+            raise DataError(f"{where}: '{key}' is text that is not JSON: {error}", f"write {key} as a list") from error
     if not isinstance(value, list):
         raise DataError(f"{where}: '{key}' is not a list", f"write {key} as a list of objects")
     return value

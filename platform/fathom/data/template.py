@@ -138,9 +138,7 @@ class Renderer:
                 done = text[:stop]
         return self._extend(ids, done, text)
 
-    def _prepare(
-        self, messages: list[Message], tools: list[dict] | None
-    ) -> tuple[list[Message], list[dict] | None]:
+    def _prepare(self, messages: list[Message], tools: list[dict] | None) -> tuple[list[Message], list[dict] | None]:
         """Messages and tools as templates expect them, guarded; refuses what would be ignored."""
         plain = [_plain_message(message) for message in messages]
         if tools and not self._writes_tools:
@@ -177,9 +175,7 @@ class Renderer:
             ) from error
         return str(text)
 
-    def _turns(
-        self, messages: list[Message], tools: list[dict] | None, text: str, strict: bool
-    ) -> list[Turn]:
+    def _turns(self, messages: list[Message], tools: list[dict] | None, text: str, strict: bool) -> list[Turn]:
         """The assistant turns in ``text``, the rendering of ``messages`` (a prompt when not strict).
 
         A turn that nobody asked for (before any user or tool message) is context and is left out.
@@ -208,13 +204,9 @@ class Renderer:
             remedy = "use a template that writes an answer right after its generation prompt"
         elif not text.startswith(through):
             fault = "the chat template rewrites earlier turns, so training would not see what serving shows"
-            remedy = (
-                "use conversations with one assistant turn, or a template that leaves earlier turns alone"
-            )
+            remedy = "use conversations with one assistant turn, or a template that leaves earlier turns alone"
         elif end is None or through[len(before) + end.end() :].strip():
-            fault = (
-                "the chat template does not end an assistant turn with a special token: no answer would end"
-            )
+            fault = "the chat template does not end an assistant turn with a special token: no answer would end"
             remedy = "put an end-of-turn token behind the assistant's content in the template"
         if end is not None and not fault:
             return Turn(len(before), len(before) + end.end())

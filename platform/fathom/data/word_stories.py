@@ -4,9 +4,10 @@ import random
 from collections.abc import Callable, Sequence
 
 NAMES = (
-    "Amira", "Ben", "Carla", "Dmitri", "Elena", "Farid", "Grace", "Hugo", "Ines", "Jonas", "Keiko", "Liam",
-    "Mona", "Nadia", "Omar", "Priya", "Quentin", "Rosa", "Samuel", "Tara", "Uma", "Viktor", "Wendy",
-    "Yusuf", "Zoe", "Anton", "Bella", "Chidi", "Dalia", "Emil",
+    "Amira", "Ben", "Carla", "Dmitri", "Elena", "Farid", "Grace", "Hugo", "Ines", "Jonas", "Keiko",
+    "Liam", "Mona", "Omar", "Nadia", "Quentin", "Priya", "Samuel", "Rosa", "Viktor", "Tara",
+    "Yusuf", "Uma", "Anton", "Wendy", "Chidi", "Zoe", "Emil", "Bella", "Tomas", "Dalia", "Kofi",
+    "Leila", "Ravi",
 )  # fmt: skip
 THINGS = (
     "apples", "marbles", "stickers", "pencils", "shells", "stamps", "buttons", "coins", "cards", "beads",
@@ -14,16 +15,23 @@ THINGS = (
 )  # fmt: skip
 SHOPS = ("market", "corner shop", "stationery shop", "fair", "farm stand", "bookshop")
 GOODS = (
-    ("notebook", "pen"),
-    ("sandwich", "juice"),
-    ("ticket", "snack"),
-    ("mug", "spoon"),
-    ("brush", "paint tube"),
+    ("notebook", "notebooks", "pens"),
+    ("sandwich", "sandwiches", "bottles of juice"),
+    ("ticket", "tickets", "snacks"),
+    ("mug", "mugs", "spoons"),
+    ("brush", "brushes", "paint tubes"),
+    ("kite", "kites", "balls of string"),
 )
+SHE = frozenset(NAMES[::2])  # they alternate
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 PLACES = ("library", "museum", "school hall", "theatre", "sports club", "community centre")
 
 Told = tuple[str, list[str], int]
+
+
+def he(name: str) -> str:
+    """The pronoun for a name, at the beginning of a sentence."""
+    return "She" if name in SHE else "He"
 
 
 class Teller:
@@ -65,7 +73,7 @@ def give_away(t: Teller) -> Told:
     start, given = to_one + to_two + left, to_one + to_two
     verb = t.pick(("gives", "hands", "sends"))
     question = (
-        f"{who} had {start} {thing}. {who} {verb} {to_one} of them to {one} and {to_two} to {two}. "
+        f"{who} had {start} {thing}. {he(who)} {verb} {to_one} of them to {one} and {to_two} to {two}. "
         f"How many {thing} does {who} have left?"
     )
     steps = [
@@ -78,17 +86,14 @@ def give_away(t: Teller) -> Told:
 def shopping(t: Teller) -> Told:
     """Three steps: two kinds of goods and their total."""
     (who,), shop = t.names(1), t.pick(SHOPS)
-    big, small = GOODS[t.chance.randrange(len(GOODS))]
+    _, big, small = GOODS[t.chance.randrange(len(GOODS))]
     many, price = t.number(2, 9), t.number(3, 15)
     few, cheap = t.number(2, 9), t.number(1, 6)
     ask = t.pick((f"How many dollars does {who} spend in all?", "What is the total cost in dollars?"))
-    question = (
-        f"At the {shop}, {who} buys {many} {big}s for ${price} each "
-        f"and {few} {small}s for ${cheap} each. {ask}"
-    )
+    question = f"At the {shop}, {who} buys {many} {big} for ${price} each and {few} {small} for ${cheap} each. {ask}"
     steps = [
-        f"The {big}s cost {many} * {price} = {many * price} dollars.",
-        f"The {small}s cost {few} * {cheap} = {few * cheap} dollars.",
+        f"The {big} cost {many} * {price} = {many * price} dollars.",
+        f"The {small} cost {few} * {cheap} = {few * cheap} dollars.",
         f"Together that is {many * price} + {few * cheap} = {many * price + few * cheap} dollars.",
     ]
     return question, steps, many * price + few * cheap
@@ -97,16 +102,16 @@ def shopping(t: Teller) -> Told:
 def change(t: Teller) -> Told:
     """Two steps: what comes back from a note."""
     (who,), shop = t.names(1), t.pick(SHOPS)
-    big, _ = GOODS[t.chance.randrange(len(GOODS))]
+    one, big, _ = GOODS[t.chance.randrange(len(GOODS))]
     many, price, back = t.number(2, 8), t.number(2, 12), t.number(1, 30)
     cost = many * price
     pays = t.pick(("pays with", "hands over", "puts down"))
     question = (
-        f"{who} buys {many} {big}s at the {shop}. Each {big} costs ${price}. {who} {pays} ${cost + back}. "
+        f"{who} buys {many} {big} at the {shop}. Each {one} costs ${price}. {he(who)} {pays} ${cost + back}. "
         f"How many dollars does {who} get back?"
     )
     steps = [
-        f"The {big}s cost {many} * {price} = {cost} dollars.",
+        f"The {big} cost {many} * {price} = {cost} dollars.",
         f"{who} gets {cost + back} - {cost} = {back} dollars back.",
     ]
     return question, steps, back
@@ -119,8 +124,8 @@ def share(t: Teller) -> Told:
     per_packet = each * people
     total = packets * per_packet
     question = (
-        f"{who} has {packets} bags with {per_packet} {thing} in each. {who} shares all of them equally among "
-        f"{people} children. How many {thing} does each child get?"
+        f"{who} has {packets} bags with {per_packet} {thing} in each. {he(who)} shares all of them equally "
+        f"among {people} children. How many {thing} does each child get?"
     )
     steps = [
         f"There are {packets} * {per_packet} = {total} {thing}.",
@@ -167,7 +172,7 @@ def twice_as_many(t: Teller) -> Told:
 def older(t: Teller) -> Told:
     """Two steps: ages along a chain."""
     one, two, three = t.names(3)
-    age, gap, less = t.number(9, 40), t.number(2, 15), t.number(1, 8)
+    age, gap, less = t.number(9, 40), t.number(2, 15), t.number(2, 8)
     middle = age + gap
     question = (
         f"{one} is {age} years old. {two} is {gap} years older than {one}, and {three} is {less} years "
@@ -190,7 +195,7 @@ def wages(t: Teller) -> Told:
     job = t.pick(("babysitting", "gardening", "tutoring", "painting fences", "walking dogs"))
     question = (
         f"{who} earns ${rate} an hour for {job}. On {one} {who} worked {hours} hours and on {two} {more} "
-        f"hours. After that {who} spent ${spent}. How many dollars are left?"
+        f"hours. After that {he(who).lower()} spent ${spent}. How many dollars are left?"
     )
     steps = [
         f"On {one} {who} earned {hours} * {rate} = {hours * rate} dollars.",
@@ -206,7 +211,7 @@ def seats(t: Teller) -> Told:
     place = t.pick(PLACES)
     rows, per_row = t.number(4, 20), t.number(5, 20)
     total = rows * per_row
-    taken = t.number(1, total)
+    taken = t.number(2, total)
     verb = t.pick(("are taken", "are already occupied", "have been sold"))
     question = (
         f"The {place} has {rows} rows of seats with {per_row} seats in each row. {taken} seats {verb}. "
@@ -225,8 +230,9 @@ def reading(t: Teller) -> Told:
     pages, days, rest_days, daily = t.number(5, 30), t.number(2, 7), t.number(2, 8), t.number(6, 35)
     read, rest = pages * days, rest_days * daily
     question = (
-        f"{who} is reading a book of {read + rest} pages. {who} reads {pages} pages a day for {days} days "
-        f"and wants to finish in {rest_days} more days. How many pages must {who} read on each of those days?"
+        f"{who} is reading a book of {read + rest} pages. {he(who)} reads {pages} pages a day for {days} "
+        f"days and wants to finish in {rest_days} more days. How many pages must {who} read on each of "
+        f"those days?"
     )
     steps = [
         f"In {days} days {who} reads {pages} * {days} = {read} pages.",
@@ -240,7 +246,7 @@ def bakery(t: Teller) -> Told:
     """Three steps: trays baked, some sold, the rest boxed."""
     thing = t.pick(("muffins", "rolls", "cookies", "tarts", "buns"))
     boxes, per_box, trays = t.number(2, 9), t.number(3, 12), t.number(3, 8)
-    per_tray = -(-(boxes * per_box + 1) // trays)
+    per_tray = -(-(boxes * per_box + 2) // trays)
     total = trays * per_tray
     sold = total - boxes * per_box
     question = (
@@ -291,8 +297,8 @@ def garden(t: Teller) -> Told:
 
 def bus(t: Teller) -> Told:
     """Three steps: people get on and off."""
-    start, off, on = t.number(10, 45), t.number(1, 9), t.number(1, 20)
-    second = t.number(1, 15)
+    start, off, on = t.number(10, 45), t.number(2, 9), t.number(2, 20)
+    second = t.number(2, 15)
     vehicle = t.pick(("bus", "tram", "ferry", "train"))
     question = (
         f"A {vehicle} leaves with {start} passengers. At the first stop {off} get off and {on} get on. At "
@@ -315,8 +321,8 @@ def eggs(t: Teller) -> Told:
     daily = int(carton) * cartons
     week = days * daily
     question = (
-        f"{who}'s hens lay {daily} eggs every day. {who} packs the eggs of one week (7 days) into cartons "
-        f"of {carton} and sells each carton for ${price}. How many dollars does {who} earn?"
+        f"{who}'s hens lay {daily} eggs every day. {he(who)} packs the eggs of one week (7 days) into "
+        f"cartons of {carton} and sells each carton for ${price}. How many dollars does {who} earn?"
     )
     t.numbers.append(int(carton))
     steps = [
