@@ -3,6 +3,7 @@
 from decimal import Decimal
 
 import pytest
+
 from fathom.evals.grade import final_number, grade, is_correct
 
 

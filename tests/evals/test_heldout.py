@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from fathom.errors import DataError
 from fathom.evals.heldout import heldout_nll
 from fathom.model.methods import make_method
 from fathom.model.rows import PackedRows
-from torch import Tensor, nn
 
 
 @dataclass

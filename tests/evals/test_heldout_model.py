@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from fathom.evals.heldout import HeldoutReport, heldout_nll
 from fathom.model.config import read_config
 from fathom.model.looped import LoopedLM

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from fathom.config.load import config_dict, load_recipe
 
 RECIPES = sorted((Path(__file__).parents[2] / "jobs" / "recipes").glob("*.yaml"))

@@ -61,26 +61,26 @@ def score(config: "RunConfig", reference: str, step_zero: bool = False) -> "Held
 
     Args:
         config: its ``data`` says what is scored; with ``step_zero``, its ``method`` and ``seed`` convert the model.
-        reference: what :func:`fathom.cli.reference.local_folder` takes.
+        reference: what ``fathom deploy`` takes, or a recipe's ``model.base``.
 
     Raises:
         ConfigError: the recipe has no held-out data.
     """
     import tempfile
 
-    from fathom.cli.reference import local_folder
     from fathom.data.prepared import prepare
     from fathom.data.template import Renderer
     from fathom.errors import ConfigError
     from fathom.evals.heldout import heldout_nll
     from fathom.model.folder import load_model, load_tokenizer
+    from fathom_serve.deploy.source import local_folder, resolve
 
     if config.data.heldout is None:
         raise ConfigError(
             "data.heldout is not set: there is nothing to score on",
             "name held-out data in the recipe",
         )
-    folder = local_folder(reference, config.tracking.uri)
+    folder = local_folder(resolve(reference, config.tracking.uri))
     model = load_model(folder, config.method if step_zero else None, seed=config.seed)
     with tempfile.TemporaryDirectory() as work:
         prepared = prepare(

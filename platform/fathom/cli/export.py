@@ -28,17 +28,17 @@ def export(
     ] = None,
 ) -> None:
     """Write a trained model as a Hugging Face folder."""
-    from fathom.cli.reference import local_folder
     from fathom.config.schema import MethodConfig
     from fathom.errors import ConfigError
     from fathom.model.folder import load_model, save_model
+    from fathom_serve.deploy.source import local_folder, resolve
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(
             f"{out} exists and is not an empty folder",
             "choose another folder; export overwrites nothing",
         )
-    folder = local_folder(model, tracking_uri)
+    folder = local_folder(resolve(model, tracking_uri))
     plain = MethodConfig(preset="standard", max_depth=1) if base_only else None
     loaded = load_model(folder, plain)
     save_model(loaded, out, folder)

@@ -25,7 +25,7 @@ class Documents(Protocol):
 
     def __len__(self) -> int: ...
 
-    def document(self, index: int) -> tuple[list[int], list[bool]]: ...
+    def document(self, number: int, /) -> tuple[list[int], list[bool]]: ...
 
 
 class HeldoutReport(NamedTuple):
@@ -66,10 +66,7 @@ class HeldoutReport(NamedTuple):
             f"{prefix}/mean_depth": self.mean_depth,
             f"{prefix}/prompt_mean_depth": self.prompt_mean_depth,
         }
-        flat |= {
-            f"{prefix}/share_continuing/depth_{depth}": share
-            for depth, share in self.share_continuing.items()
-        }
+        flat |= {f"{prefix}/share_continuing/depth_{depth}": share for depth, share in self.share_continuing.items()}
         return flat | {f"{prefix}/nll/depth_{depth}": nll for depth, nll in self.nll_per_depth.items()}
 
     def as_json(self) -> dict[str, object]:

@@ -41,9 +41,7 @@ def plot_loss(
         axes.plot(steps, values, color=depth_colour(depth), linewidth=1.2, label=f"depth {depth}")
     if history.get("nll"):
         steps, values = zip(*history["nll"], strict=True)
-        axes.plot(
-            steps, values, color=_INK, linewidth=2.0, label="mixture", marker="." if len(steps) < 30 else ""
-        )
+        axes.plot(steps, values, color=_INK, linewidth=2.0, label="mixture", marker="." if len(steps) < 30 else "")
     for number, (label, nll) in enumerate((heldout or {}).items()):
         axes.axhline(
             nll,
@@ -79,9 +77,7 @@ def plot_depths(counts: Mapping[int, int], folder: Path, max_depth: int | None =
     return _save(figure, folder, "depths")
 
 
-def plot_calibration(
-    bins: Sequence[tuple[float, float, int, float]], threshold: float, folder: Path
-) -> list[Path]:
+def plot_calibration(bins: Sequence[tuple[float, float, int, float]], threshold: float, folder: Path) -> list[Path]:
     """Continue probability against the gain that one more depth measured to bring.
 
     A useful decider rises from left to right and crosses zero near its threshold.
