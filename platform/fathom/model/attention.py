@@ -20,7 +20,7 @@ class StreamView(Protocol):
     """What a backbone needs of the streams during one forward."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention output ``[rows, heads, head_width]`` for rotated q ``[rows, heads, w]``, k and v ``[rows, kv_heads, w]``."""
+        """Attention output ``[rows, heads, w]`` for rotated q of that shape, and k and v ``[rows, kv_heads, w]``."""
         ...
 
     def commit(self, layer: int, k: Tensor, v: Tensor) -> None:
@@ -67,9 +67,7 @@ class TrainingStreams:
 class TrainingView:
     """One pass of rows of one depth over the streams of the depths before."""
 
-    def __init__(
-        self, rule: str, rows: RowMeta, earlier: list[Stream], own: Stream | None
-    ) -> None:
+    def __init__(self, rule: str, rows: RowMeta, earlier: list[Stream], own: Stream | None) -> None:
         self.rule = rule
         self.rows = rows
         self.earlier = earlier
@@ -85,16 +83,9 @@ class TrainingView:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         # CPU kernels lose more to bf16 than they gain (backward measured about 7x slower), and fp32 is exact.
-        compute = (
-            torch.float32
-            if q.dtype == torch.bfloat16 and q.device.type == "cpu"
-            else q.dtype
-        )
+        compute = torch.float32 if q.dtype == torch.bfloat16 and q.device.type == "cpu" else q.dtype
         q, k, v = q.to(compute), k.to(compute), v.to(compute)
-        earlier = [
-            (s.keys[layer].to(compute), s.values[layer].to(compute))
-            for s in self.earlier
-        ]
+        earlier = [(s.keys[layer].to(compute), s.values[layer].to(compute)) for s in self.earlier]
         return torch.cat([self._tile(tile, q, k, v, earlier) for tile in self._tiles])
 
     def commit(self, layer: int, k: Tensor, v: Tensor) -> None:
@@ -113,25 +104,17 @@ class TrainingView:
         query = q[tile.query]
         keys = torch.cat(
             [
-                *(
-                    past[part]
-                    for (past, _), part in zip(earlier, tile.keys, strict=True)
-                ),
+                *(past[part] for (past, _), part in zip(earlier, tile.keys, strict=True)),
                 k[tile.own],
             ]
         )
         values = torch.cat(
             [
-                *(
-                    past[part]
-                    for (_, past), part in zip(earlier, tile.keys, strict=True)
-                ),
+                *(past[part] for (_, past), part in zip(earlier, tile.keys, strict=True)),
                 v[tile.own],
             ]
         )
-        whole = (
-            not earlier and self.stored is not None and query.shape[0] == keys.shape[0]
-        )
+        whole = not earlier and self.stored is not None and query.shape[0] == keys.shape[0]
         mask = None if whole else self._mask(tile)
         groups = query.shape[1] // keys.shape[1]
         out = F.scaled_dot_product_attention(
@@ -146,10 +129,7 @@ class TrainingView:
     def _mask(self, tile: _Tile) -> Tensor:
         """Bool ``[tile rows, keys of one document]``; made per tile, never for a batch."""
         query = _cut(self.rows, tile.query)
-        parts = [
-            visible(self.rule, query, _cut(s.meta, part))
-            for s, part in zip(self.earlier, tile.keys, strict=True)
-        ]
+        parts = [visible(self.rule, query, _cut(s.meta, part)) for s, part in zip(self.earlier, tile.keys, strict=True)]
         own = _cut(self.rows, tile.own)
         seen = visible(self.rule, query, own)
         if self.stored is None:

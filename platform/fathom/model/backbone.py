@@ -38,9 +38,7 @@ class Backbone(nn.Module):
         for number, layer in enumerate(self.layers):
             if checkpointing:
                 # Non-reentrant only: reentrant checkpointing would cut the graph through earlier depths' keys.
-                x, k, v = checkpoint(
-                    layer, x, cos, sin, view, number, use_reentrant=False
-                )
+                x, k, v = checkpoint(layer, x, cos, sin, view, number, use_reentrant=False)
             else:
                 x, k, v = layer(x, cos, sin, view, number)
             view.commit(number, k, v)

@@ -49,9 +49,7 @@ class OneProcess:
 class ProcessGroup:
     """An initialised ``torch.distributed`` group (the default group when none is given)."""
 
-    def __init__(
-        self, device: torch.device | str = "cpu", group: dist.ProcessGroup | None = None
-    ) -> None:
+    def __init__(self, device: torch.device | str = "cpu", group: dist.ProcessGroup | None = None) -> None:
         self.device = torch.device(device)
         self.group = group
         self.rank = dist.get_rank(group)
@@ -69,10 +67,7 @@ class ProcessGroup:
 
     def gather(self, tensor: Tensor) -> Tensor:
         # Lengths first, then rows padded to the longest: gloo and NCCL gather equal shapes only.
-        lengths = [
-            torch.zeros(1, dtype=torch.int64, device=self.device)
-            for _ in range(self.world)
-        ]
+        lengths = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.world)]
         dist.all_gather(
             lengths,
             torch.tensor([tensor.shape[0]], device=self.device),
@@ -83,9 +78,7 @@ class ProcessGroup:
         padded[: tensor.shape[0]] = tensor.detach()
         parts = [torch.empty_like(padded) for _ in range(self.world)]
         dist.all_gather(parts, padded, group=self.group)
-        return torch.cat(
-            [part[:count] for part, count in zip(parts, counts, strict=True)]
-        )
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
 
 LOCAL: Collectives = OneProcess()

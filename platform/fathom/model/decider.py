@@ -40,9 +40,7 @@ class Decider(nn.Module):
             self.norm_hidden(h),
             self.norm_top(top.to(e.dtype)),
         )
-        mixed = self.norm_out(
-            self.mlp(self.join(torch.cat(streams, dim=-1))).to(e.dtype)
-        )
+        mixed = self.norm_out(self.mlp(self.join(torch.cat(streams, dim=-1))).to(e.dtype))
         # Not under autocast: in bf16 the logit is often exactly 0 and ties at tau would be common.
         with torch.autocast(e.device.type, enabled=False):
             return self.score(mixed)[:, 0]

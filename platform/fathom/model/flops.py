@@ -1,4 +1,4 @@
-"""FLOPs by real depth (methods 1.10): matrix products only, a multiply-accumulate is 2; S is the number of visible keys."""
+"""FLOPs by real depth (methods 1.10): matrix products only, a multiply-accumulate is 2."""
 
 from typing import NamedTuple
 
@@ -31,9 +31,7 @@ def row_flops(config: BackboneConfig) -> RowFlops:
     )
 
 
-def forward_flops(
-    config: BackboneConfig, method: Method, rows: list[float], pairs: list[float]
-) -> float:
+def forward_flops(config: BackboneConfig, method: Method, rows: list[float], pairs: list[float]) -> float:
     """FLOPs of a forward with a head on every row.
 
     Args:
@@ -48,9 +46,7 @@ def forward_flops(
     return total
 
 
-def decode_flops(
-    config: BackboneConfig, method: Method, prompt_depths: list[int], depths: list[int]
-) -> float:
+def decode_flops(config: BackboneConfig, method: Method, prompt_depths: list[int], depths: list[int]) -> float:
     """FLOPs of generating a response, prefill excluded.
 
     Args:
@@ -59,9 +55,7 @@ def decode_flops(
     """
     cost = row_flops(config)
     decides = method.routing == "decider_threshold"
-    before = [0] * (
-        method.max_depth + 1
-    )  # before[m]: keys of earlier tokens that a depth-m query sees
+    before = [0] * (method.max_depth + 1)  # before[m]: keys of earlier tokens that a depth-m query sees
     for depth in prompt_depths:
         _add_keys(before, depth, method)
     total = 0.0

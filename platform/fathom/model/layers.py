@@ -49,12 +49,8 @@ class SelfAttention(nn.Module):
         self.k_proj = nn.Linear(d, config.kv_heads * width, bias=config.qkv_bias)
         self.v_proj = nn.Linear(d, config.kv_heads * width, bias=config.qkv_bias)
         self.o_proj = nn.Linear(config.heads * width, d, bias=config.output_bias)
-        self.q_norm = (
-            RMSNorm(width, config.norm_eps) if config.qk_norm else nn.Identity()
-        )
-        self.k_norm = (
-            RMSNorm(width, config.norm_eps) if config.qk_norm else nn.Identity()
-        )
+        self.q_norm = RMSNorm(width, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(width, config.norm_eps) if config.qk_norm else nn.Identity()
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, view: StreamView, layer: int
@@ -89,10 +85,6 @@ class DecoderLayer(nn.Module):
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of ``[n, heads, w]`` by cos and sin ``[n, w / 2]``, halves paired as Llama does."""
-    first, second = (
-        x.float().chunk(2, dim=-1) if x.dtype == torch.bfloat16 else x.chunk(2, dim=-1)
-    )
+    first, second = x.float().chunk(2, dim=-1) if x.dtype == torch.bfloat16 else x.chunk(2, dim=-1)
     cos, sin = cos[:, None, :], sin[:, None, :]
-    return torch.cat(
-        (first * cos - second * sin, second * cos + first * sin), dim=-1
-    ).to(x.dtype)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

@@ -85,12 +85,8 @@ class LoopedLM(nn.Module):
         self.readout = READOUTS[method.readout]
         self.table = TokenTable(config.vocab_size, config.hidden_size, config.tied)
         self.backbone = Backbone(config)
-        self.update = (
-            Updater(config.hidden_size) if method.update == "updater" else None
-        )
-        self.decider = (
-            Decider(config.hidden_size) if self.routing.needs_decider else None
-        )
+        self.update = Updater(config.hidden_size) if method.update == "updater" else None
+        self.decider = Decider(config.hidden_size) if self.routing.needs_decider else None
 
     def reset_added(self, seed: int) -> None:
         """Initialise the parts that the base model lacks (methods 1.8 a), from the seed alone."""
@@ -107,9 +103,7 @@ class LoopedLM(nn.Module):
     def enter(self, e: Tensor, h: Tensor) -> Tensor:
         """What rows enter their next depth with, ``[rows, d]``, from e and the last hidden states h."""
         if self.update is None:
-            raise RuntimeError(
-                f"method {self.method.name!r} has one depth: nothing enters a second"
-            )
+            raise RuntimeError(f"method {self.method.name!r} has one depth: nothing enters a second")
         return self.update(e, h)
 
     def logits(self, h: Tensor) -> Tensor:
@@ -126,9 +120,7 @@ class LoopedLM(nn.Module):
         """A token's log-probabilities ``[V]`` from those of its executed depths and their continue probabilities."""
         return mix(self.readout, log_probs, gates)
 
-    def read_out(
-        self, hidden: Tensor, targets: Tensor, k: int, chunk_rows: int
-    ) -> HeadOutput:
+    def read_out(self, hidden: Tensor, targets: Tensor, k: int, chunk_rows: int) -> HeadOutput:
         """Target log-probabilities, log-sum-exps and top-k probabilities of hidden states ``[rows, d]``."""
         return self.table(head=(hidden, targets, k, chunk_rows))
 
@@ -169,17 +161,12 @@ class LoopedLM(nn.Module):
         depth = 0
         while step is not None:
             depth += 1
-            trace = self._run_depth(
-                depth, step, rows, streams, head_chunk_rows, checkpointing, routes
-            )
+            trace = self._run_depth(depth, step, rows, streams, head_chunk_rows, checkpointing, routes)
             keep_alive = keep_alive + 0.0 * _touch(trace)
             step = self._next(depth, step, trace, embedding, collectives)
             depths.append(trace)
         keep_alive = keep_alive + self._touch_added(embedding)
-        depths = [
-            _without_ghosts(trace, streams, number)
-            for number, trace in enumerate(depths)
-        ]
+        depths = [_without_ghosts(trace, streams, number) for number, trace in enumerate(depths)]
         log_prob, executed = self._mixture(rows, depths)
         return Trace(
             log_prob[:kept],
@@ -204,26 +191,18 @@ class LoopedLM(nn.Module):
         index = step.index
         sequence = torch.full_like(index, GHOST) if step.ghost else rows.sequence[index]
         meta = RowMeta(sequence, rows.positions[index], torch.full_like(index, depth))
-        hidden = self.run_span(
-            step.entered, meta.position, streams.view(meta), checkpointing
-        )
+        hidden = self.run_span(step.entered, meta.position, streams.view(meta), checkpointing)
         decides = self.decider is not None and depth < self.method.max_depth
         top_k = self.decider.top_k if self.decider is not None and decides else 0
         head = self.read_out(hidden, rows.targets[index], top_k, head_chunk_rows)
-        logit = (
-            self.decider(step.embedding, hidden, head.top)
-            if self.decider is not None and decides
-            else None
-        )
+        logit = self.decider(step.embedding, hidden, head.top) if self.decider is not None and decides else None
         goes_on = self._decide(
             meta.depth,
             logit,
             rows.supervised[index],
             None if routes is None else routes[index],
         )
-        return DepthTrace(
-            index, hidden, head.log_prob, logit, goes_on & (sequence != GHOST)
-        )
+        return DepthTrace(index, hidden, head.log_prob, logit, goes_on & (sequence != GHOST))
 
     def _decide(
         self,
@@ -238,9 +217,7 @@ class LoopedLM(nn.Module):
         if at_last_depth:
             return torch.zeros_like(generates)
         gate = None if logit is None else logit.detach().sigmoid()
-        return self.routing.goes_on(
-            gate, depth, generates, self.method.max_depth, self.method.threshold
-        )
+        return self.routing.goes_on(gate, depth, generates, self.method.max_depth, self.method.threshold)
 
     def _next(
         self,
@@ -251,9 +228,7 @@ class LoopedLM(nn.Module):
         collectives: Collectives,
     ) -> _Pass | None:
         """The rows of the next depth; a ghost where only other ranks have some; None where nobody has."""
-        if depth == self.method.max_depth or not collectives.any(
-            bool(trace.goes_on.any())
-        ):
+        if depth == self.method.max_depth or not collectives.any(bool(trace.goes_on.any())):
             return None
         chosen = trace.goes_on.nonzero()[:, 0]
         ghost = chosen.shape[0] == 0
@@ -268,31 +243,19 @@ class LoopedLM(nn.Module):
             return embedding.new_zeros(())
         return 0.0 * self.enter(embedding[:1], embedding[:1]).sum()
 
-    def _mixture(
-        self, rows: PackedRows, depths: list[DepthTrace]
-    ) -> tuple[Tensor, Tensor]:
+    def _mixture(self, rows: PackedRows, depths: list[DepthTrace]) -> tuple[Tensor, Tensor]:
         """Mixture log-probabilities of the targets and executed depths, both ``[rows]``; fp32 or wider."""
         executed = torch.zeros_like(rows.ids)
         for trace in depths:
             executed[trace.index] += 1
         wide = depths[0].log_prob.dtype
-        mixture = torch.full(
-            rows.ids.shape, -torch.inf, dtype=wide, device=rows.ids.device
-        )
+        mixture = torch.full(rows.ids.shape, -torch.inf, dtype=wide, device=rows.ids.device)
         remaining = torch.ones_like(mixture)
         for trace in depths:
             at = trace.index
-            gate = (
-                None
-                if trace.continue_logit is None
-                else trace.continue_logit.to(wide).sigmoid()
-            )
-            weight = self.readout.weight(
-                remaining[at], gate, trace.goes_on, executed[at]
-            )
-            mixture = mixture.index_put(
-                (at,), torch.logaddexp(mixture[at], log_weight(weight) + trace.log_prob)
-            )
+            gate = None if trace.continue_logit is None else trace.continue_logit.to(wide).sigmoid()
+            weight = self.readout.weight(remaining[at], gate, trace.goes_on, executed[at])
+            mixture = mixture.index_put((at,), torch.logaddexp(mixture[at], log_weight(weight) + trace.log_prob))
             if gate is not None:
                 remaining = remaining.index_put((at,), remaining[at] * gate)
         return mixture, executed
@@ -301,9 +264,7 @@ class LoopedLM(nn.Module):
 def _one_ghost(rows: PackedRows) -> PackedRows:
     """A rank without rows runs one that nobody sees and nobody learns from."""
     zero = rows.ids.new_zeros(1)
-    return PackedRows(
-        zero, zero, zero + GHOST, zero, torch.zeros_like(zero, dtype=torch.bool)
-    )
+    return PackedRows(zero, zero, zero + GHOST, zero, torch.zeros_like(zero, dtype=torch.bool))
 
 
 def _touch(trace: DepthTrace) -> Tensor:
@@ -311,9 +272,7 @@ def _touch(trace: DepthTrace) -> Tensor:
     return total if trace.continue_logit is None else total + trace.continue_logit.sum()
 
 
-def _without_ghosts(
-    trace: DepthTrace, streams: TrainingStreams, number: int
-) -> DepthTrace:
+def _without_ghosts(trace: DepthTrace, streams: TrainingStreams, number: int) -> DepthTrace:
     real = streams.streams[number].meta.sequence != GHOST
     logit = trace.continue_logit
     return DepthTrace(

@@ -32,9 +32,7 @@ class Method:
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method(
-            "standard", None, DUO_CAUSAL, "one_pass", "last_depth", "language_model"
-        ),
+        Method("standard", None, DUO_CAUSAL, "one_pass", "last_depth", "language_model"),
         Method(
             "tah2",
             "updater",

@@ -32,10 +32,10 @@ class Readout(Protocol):
 class StopMass:
     """omega^(m) = (1 - g^(m)) prod_{j<m} g^(j), and all remaining mass for the last executed depth (Eq. 4).
 
-    The last depth takes its whole remaining mass even where its own g is below tau: g at the stopping depth never enters.
+    The last depth takes all remaining mass even where its own g is below tau: g at the stopping depth never enters.
     """
 
-    def weight(self, remaining, continue_prob, goes_on, executed):
+    def weight(self, remaining: Tensor, continue_prob: Tensor | None, goes_on: Tensor, executed: Tensor) -> Tensor:
         if continue_prob is None:
             return remaining
         return torch.where(goes_on, remaining * (1 - continue_prob), remaining)
@@ -44,17 +44,15 @@ class StopMass:
 class Uniform:
     """1 / m_t for each executed depth (TaH2-fixed)."""
 
-    def weight(self, remaining, continue_prob, goes_on, executed):
+    def weight(self, remaining: Tensor, continue_prob: Tensor | None, goes_on: Tensor, executed: Tensor) -> Tensor:
         return executed.to(remaining.dtype).reciprocal()
 
 
 class LastDepth:
     """The last executed depth alone."""
 
-    def weight(self, remaining, continue_prob, goes_on, executed):
-        return torch.where(
-            goes_on, torch.zeros_like(remaining), torch.ones_like(remaining)
-        )
+    def weight(self, remaining: Tensor, continue_prob: Tensor | None, goes_on: Tensor, executed: Tensor) -> Tensor:
+        return torch.where(goes_on, torch.zeros_like(remaining), torch.ones_like(remaining))
 
 
 READOUTS: dict[str, Readout] = {
@@ -85,9 +83,7 @@ def mix(readout: Readout, log_probs: list[Tensor], gates: list[Tensor]) -> Tenso
     for number, term in enumerate(log_probs):
         on = number + 1 < len(log_probs)
         gate = gates[number].to(one) if on and gates else None
-        weight = readout.weight(
-            remaining, gate, torch.tensor(on, device=one.device), executed
-        )
+        weight = readout.weight(remaining, gate, torch.tensor(on, device=one.device), executed)
         mixture = torch.logaddexp(mixture, log_weight(weight) + term)
         remaining = remaining * gate if gate is not None else remaining
     return mixture

@@ -21,10 +21,7 @@ class Rotary(nn.Module):
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         wide = torch.float64 if dtype == torch.float64 else torch.float32
-        angles = (
-            positions.to(wide)[:, None]
-            * self.frequencies.to(positions.device, wide)[None, :]
-        )
+        angles = positions.to(wide)[:, None] * self.frequencies.to(positions.device, wide)[None, :]
         return angles.cos() * self.factor, angles.sin() * self.factor
 
 
@@ -56,19 +53,13 @@ def _llama3(base: Tensor, rope: dict) -> Tensor:
     return (1 - blend) * base / factor + blend * base
 
 
-def _yarn(
-    base: Tensor, rope: dict, width: int, max_positions: int
-) -> tuple[Tensor, float]:
+def _yarn(base: Tensor, rope: dict, width: int, max_positions: int) -> tuple[Tensor, float]:
     """YaRN (arXiv 2309.00071), as Qwen uses it: interpolate low frequencies, keep high ones, scale attention."""
     original = rope.get("original_max_position_embeddings") or max_positions
     factor = rope.get("factor") or max_positions / original
 
     def boundary(rotations: float) -> float:
-        return (
-            width
-            * math.log(original / (rotations * 2 * math.pi))
-            / (2 * math.log(float(rope["rope_theta"])))
-        )
+        return width * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(float(rope["rope_theta"])))
 
     first, last = (
         boundary(rope.get("beta_fast") or 32.0),
@@ -78,9 +69,7 @@ def _yarn(
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, width - 1)
     span = max(last - first, 0.001)
-    ramp = ((torch.arange(width // 2, dtype=torch.float32) - first) / span).clamp(
-        0.0, 1.0
-    )
+    ramp = ((torch.arange(width // 2, dtype=torch.float32) - first) / span).clamp(0.0, 1.0)
     frequencies = base / factor * ramp + base * (1 - ramp)
     return frequencies, _yarn_attention_factor(rope, factor)
 

@@ -36,7 +36,14 @@ class DeciderThreshold:
 
     needs_decider = True
 
-    def goes_on(self, continue_prob, depth, generates, max_depth, threshold):
+    def goes_on(
+        self,
+        continue_prob: Tensor | None,
+        depth: Tensor,
+        generates: Tensor,
+        max_depth: Tensor | int,
+        threshold: Tensor | float,
+    ) -> Tensor:
         if continue_prob is None:
             raise ValueError("the decider's threshold needs continue probabilities")
         return (continue_prob > threshold) & (depth < max_depth)
@@ -47,7 +54,14 @@ class GeneratingRows:
 
     needs_decider = False
 
-    def goes_on(self, continue_prob, depth, generates, max_depth, threshold):
+    def goes_on(
+        self,
+        continue_prob: Tensor | None,
+        depth: Tensor,
+        generates: Tensor,
+        max_depth: Tensor | int,
+        threshold: Tensor | float,
+    ) -> Tensor:
         return generates & (depth < max_depth)
 
 
@@ -56,7 +70,14 @@ class OnePass:
 
     needs_decider = False
 
-    def goes_on(self, continue_prob, depth, generates, max_depth, threshold):
+    def goes_on(
+        self,
+        continue_prob: Tensor | None,
+        depth: Tensor,
+        generates: Tensor,
+        max_depth: Tensor | int,
+        threshold: Tensor | float,
+    ) -> Tensor:
         return torch.zeros_like(generates)
 
 

@@ -54,8 +54,5 @@ def pack_documents(documents: list[tuple[list[int], list[bool]]]) -> PackedRows:
         sequence += [number] * len(tokens)
         targets += [*tokens[1:], 0]
         supervised += [*mask[1:], False]
-    integers = [
-        torch.tensor(values, dtype=torch.int64)
-        for values in (ids, positions, sequence, targets)
-    ]
-    return PackedRows(*integers, torch.tensor(supervised, dtype=torch.bool))
+    columns = [torch.tensor(values, dtype=torch.int64) for values in (ids, positions, sequence, targets)]
+    return PackedRows(columns[0], columns[1], columns[2], columns[3], torch.tensor(supervised, dtype=torch.bool))

@@ -22,9 +22,7 @@ class Updater(nn.Module):
 
     def forward(self, e: Tensor, h: Tensor) -> Tensor:
         """``[rows, d]`` from the original embeddings e and the last hidden states h, both ``[rows, d]``."""
-        joined = self.join(
-            torch.cat((self.norm_embedding(e), self.norm_hidden(h)), dim=-1)
-        )
+        joined = self.join(torch.cat((self.norm_embedding(e), self.norm_hidden(h)), dim=-1))
         # fp32 outside autocast's matrix products, so that depth 2 enters in the residual stream's own dtype.
         return self.norm_out(self.mlp(self.norm_joined(joined)).to(e.dtype))
 

@@ -46,7 +46,7 @@ class TokenTable(nn.Module):
         ids: Tensor | None = None,
         head: tuple[Tensor, Tensor, int, int] | None = None,
     ) -> Any:
-        """Embed ``ids`` to ``[rows, d]``, or read out ``head = (hidden, targets, k, chunk_rows)`` to :class:`HeadOutput`."""
+        """Embed ``ids`` to ``[rows, d]``, or read out ``head``: hidden, targets, k, chunk_rows of :func:`read_out`."""
         if ids is not None:
             return nn.functional.embedding(ids, self.embedding)
         if head is None:
@@ -59,9 +59,7 @@ class TokenTable(nn.Module):
         return _logits(hidden, self.head_weight, _compute_dtype(hidden))
 
 
-def read_out(
-    hidden: Tensor, weight: Tensor, targets: Tensor, k: int, chunk_rows: int
-) -> HeadOutput:
+def read_out(hidden: Tensor, weight: Tensor, targets: Tensor, k: int, chunk_rows: int) -> HeadOutput:
     """Target log-probability, log-sum-exp and top-k probabilities of ``softmax(hidden @ weight.T)``.
 
     Args:
@@ -71,9 +69,7 @@ def read_out(
         k: how many probabilities to keep, 0 for none.
         chunk_rows: rows whose logits exist at the same time.
     """
-    outputs = _ReadOut.apply(
-        hidden, weight, targets, k, chunk_rows, _compute_dtype(hidden)
-    )
+    outputs = _ReadOut.apply(hidden, weight, targets, k, chunk_rows, _compute_dtype(hidden))
     return HeadOutput(*outputs)
 
 
@@ -87,11 +83,7 @@ def top_probabilities(logits: Tensor, k: int) -> Tensor:
 def _compute_dtype(hidden: Tensor) -> torch.dtype:
     """The dtype of the head's matrix products: autocast's where it is on."""
     device = hidden.device.type
-    return (
-        torch.get_autocast_dtype(device)
-        if torch.is_autocast_enabled(device)
-        else hidden.dtype
-    )
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
 
 
 def _logits(hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -112,7 +104,7 @@ class _ReadOut(torch.autograd.Function):
         k: int,
         chunk_rows: int,
         dtype: torch.dtype,
-    ):
+    ) -> tuple[Tensor, Tensor, Tensor]:
         rows, kept = hidden.shape[0], min(k, weight.shape[0])
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         log_prob = hidden.new_empty(rows, dtype=wide)
@@ -122,9 +114,7 @@ class _ReadOut(torch.autograd.Function):
         for part in _chunks(rows, chunk_rows):
             logits = _logits(hidden[part], weight, dtype)
             log_sum_exp[part] = logits.logsumexp(-1)
-            log_prob[part] = (
-                logits.gather(1, targets[part, None])[:, 0] - log_sum_exp[part]
-            )
+            log_prob[part] = logits.gather(1, targets[part, None])[:, 0] - log_sum_exp[part]
             if kept:
                 values, chosen[part] = logits.topk(kept, dim=-1)
                 top[part, :kept] = (values - log_sum_exp[part, None]).exp()
@@ -134,9 +124,8 @@ class _ReadOut(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, grad_log_prob: Tensor, grad_log_sum_exp: Tensor, grad_top: Tensor
-    ):
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad_log_prob, grad_log_sum_exp, grad_top = grads
         hidden, weight, targets, log_sum_exp, chosen, top = ctx.saved_tensors
         kept, dtype = chosen.shape[1], ctx.dtype
         grad_hidden = torch.empty_like(hidden)
@@ -145,9 +134,7 @@ class _ReadOut(torch.autograd.Function):
         # Everything that multiplies -p: from log q[y], from the log-sum-exp (with the other sign) and from the top-k.
         mass = grad_log_sum_exp - grad_log_prob - pull.sum(-1)
         for part in _chunks(hidden.shape[0], ctx.chunk_rows):
-            grad = (
-                _logits(hidden[part], weight, dtype) - log_sum_exp[part, None]
-            ).exp_()
+            grad = (_logits(hidden[part], weight, dtype) - log_sum_exp[part, None]).exp_()
             grad.mul_(mass[part, None])
             grad.scatter_add_(1, targets[part, None], grad_log_prob[part, None])
             if kept:
@@ -160,7 +147,4 @@ class _ReadOut(torch.autograd.Function):
 
 
 def _chunks(rows: int, chunk_rows: int) -> list[slice]:
-    return [
-        slice(start, min(start + chunk_rows, rows))
-        for start in range(0, rows, chunk_rows)
-    ]
+    return [slice(start, min(start + chunk_rows, rows)) for start in range(0, rows, chunk_rows)]

@@ -38,7 +38,7 @@ class DepthLabels(NamedTuple):
 
 
 def coverage_cut(gains: Tensor, rho: float) -> float | None:
-    """Smallest gain inside the shortest descending prefix that holds ``rho`` of all positive gain; None if none is positive.
+    """Smallest gain of the shortest descending prefix that holds ``rho`` of all positive gain; None without any.
 
     Args:
         gains: 1-D, any sign; NaN and infinities count as 0.
@@ -71,13 +71,9 @@ def depth_labels(
         ran = trace.depths[depth - 1]
         eligible = wanted[ran.index]
         gain = _gain(model, trace, rows, depth, eligible, collectives, head_chunk_rows)
-        cut = coverage_cut(
-            collectives.gather(gain[eligible & (gain > 0)]), objective.coverage_rho
-        )
+        cut = coverage_cut(collectives.gather(gain[eligible & (gain > 0)]), objective.coverage_rho)
         supervised = rows.supervised[ran.index]
-        label = (
-            eligible & (gain >= cut) if cut is not None else torch.zeros_like(eligible)
-        )
+        label = eligible & (gain >= cut) if cut is not None else torch.zeros_like(eligible)
         floor = torch.full_like(gain, SMALLEST_COST)
         cost = torch.where(
             eligible,
@@ -85,11 +81,7 @@ def depth_labels(
             floor,
         )
         balance = _balance(label, supervised, collectives)
-        labels.append(
-            DepthLabels(
-                supervised, eligible, gain, label, cost.float(), balance, cut or 0.0
-            )
-        )
+        labels.append(DepthLabels(supervised, eligible, gain, label, cost.float(), balance, cut or 0.0))
         wanted = torch.zeros_like(wanted).index_put((ran.index,), label)
     return labels
 
@@ -103,27 +95,19 @@ def _gain(
     collectives: Collectives,
     head_chunk_rows: int,
 ) -> Tensor:
-    """log q^(m+1) - log q^(m) of eligible rows, fp64: the main pass's for rows that continued, look-ahead's for the rest."""
+    """log q^(m+1) - log q^(m) of eligible rows, fp64: from the main pass for rows that continued, else look-ahead."""
     ran = trace.depths[depth - 1]
     deeper = ran.log_prob.detach().clone()
     if depth < len(trace.depths):
         deeper[ran.goes_on] = trace.depths[depth].log_prob.detach()
     stopped = eligible & ~ran.goes_on
-    deeper[stopped] = lookahead_log_prob(
-        model, trace, rows, depth, stopped, collectives, head_chunk_rows
-    )
-    gain = torch.nan_to_num(
-        (deeper - ran.log_prob.detach()).double(), nan=0.0, posinf=0.0, neginf=0.0
-    )
+    deeper[stopped] = lookahead_log_prob(model, trace, rows, depth, stopped, collectives, head_chunk_rows)
+    gain = torch.nan_to_num((deeper - ran.log_prob.detach()).double(), nan=0.0, posinf=0.0, neginf=0.0)
     return torch.where(eligible, gain, torch.zeros_like(gain))
 
 
 def _balance(label: Tensor, supervised: Tensor, collectives: Collectives) -> float:
-    """beta = stop labels over continue labels among supervised rows of this depth on all ranks; 1 if a class is empty."""
-    counts = torch.stack(
-        ((supervised & ~label).sum(), (supervised & label).sum())
-    ).double()
+    """beta = stop labels over continue labels of supervised rows of this depth, all ranks; 1 if a class is empty."""
+    counts = torch.stack(((supervised & ~label).sum(), (supervised & label).sum())).double()
     stop, go = collectives.sum(counts).tolist()
-    return (
-        min(max(stop / go, SMALLEST_BALANCE), LARGEST_BALANCE) if stop and go else 1.0
-    )
+    return min(max(stop / go, SMALLEST_BALANCE), LARGEST_BALANCE) if stop and go else 1.0

@@ -60,12 +60,8 @@ class TrainingRoot(nn.Module):
             supervised count of the whole step), and fp64 statistics named by ``stat_names``.
         """
         rows = PackedRows(ids, positions, sequence, targets, supervised)
-        with torch.autocast(
-            ids.device.type, torch.bfloat16, enabled=self.precision == "bf16"
-        ):
-            trace = self.model(
-                rows, self.collectives, self.head_chunk_rows, self.checkpointing, routes
-            )
+        with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            trace = self.model(rows, self.collectives, self.head_chunk_rows, self.checkpointing, routes)
             labels: list[DepthLabels] = []
             if self.model.method.objective == "depth_supervised":
                 labels = depth_labels(

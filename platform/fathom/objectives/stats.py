@@ -15,10 +15,7 @@ def stat_names(max_depth: int) -> list[str]:
     """Names of the vector's entries for models of up to ``max_depth`` depths."""
     names = ["forwards", "rows", "supervised", "lm_loss", "decider_loss"]
     for m in range(1, max_depth + 1):
-        names += [
-            f"{what}/{m}"
-            for what in ("rows", "executed", "depth_loss", "pairs", "last_depth")
-        ]
+        names += [f"{what}/{m}" for what in ("rows", "executed", "depth_loss", "pairs", "last_depth")]
     for m in range(1, max_depth):
         names += [
             f"{what}/{m}"
@@ -94,13 +91,8 @@ def _calibration(trace: Trace, labels: DepthLabels) -> dict[str, float]:
         ("gain", labels.gain[labels.eligible]),
         ("probability", probability),
     ):
-        sums = torch.zeros(
-            CALIBRATION_BINS, dtype=torch.float64, device=place.device
-        ).index_add(0, place, weights)
-        values |= {
-            f"calibration_{kind}/{number}": value
-            for number, value in enumerate(sums.tolist())
-        }
+        sums = torch.zeros(CALIBRATION_BINS, dtype=torch.float64, device=place.device).index_add(0, place, weights)
+        values |= {f"calibration_{kind}/{number}": value for number, value in enumerate(sums.tolist())}
     return values
 
 
