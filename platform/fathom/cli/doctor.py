@@ -59,9 +59,7 @@ def python_version() -> Iterator[Finding]:
 
     version = platform.python_version()
     good = (3, 10) <= sys.version_info[:2] < (3, 13)
-    yield Finding(
-        "python", "ok" if good else "fail", version, "" if good else "use Python 3.10, 3.11 or 3.12"
-    )
+    yield Finding("python", "ok" if good else "fail", version, "" if good else "use Python 3.10, 3.11 or 3.12")
 
 
 def packages() -> Iterator[Finding]:
@@ -70,9 +68,7 @@ def packages() -> Iterator[Finding]:
         try:
             yield Finding(name, "ok", importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
-            yield Finding(
-                name, "fail", "not installed", "install fathomlm with its dependencies: pip install fathomlm"
-            )
+            yield Finding(name, "fail", "not installed", "install fathomlm with its dependencies: pip install fathomlm")
 
 
 def devices() -> Iterator[Finding]:
@@ -90,9 +86,7 @@ def memory() -> Iterator[Finding]:
 
     free_gb = psutil.virtual_memory().available / 1e9
     low = free_gb < FREE_MEMORY_WANTED_GB
-    remedy = (
-        f"{FREE_MEMORY_WANTED_GB:.0f} GB are needed for a 135M model: close other programs" if low else ""
-    )
+    remedy = f"{FREE_MEMORY_WANTED_GB:.0f} GB are needed for a 135M model: close other programs" if low else ""
     yield Finding("memory", "warn" if low else "ok", f"{free_gb:.1f} GB free", remedy)
 
 
@@ -140,9 +134,7 @@ def tracking_server() -> Iterator[Finding]:
         if httpx.get(f"{address.rstrip('/')}/health", timeout=5.0).status_code == 200:
             yield Finding("mlflow", "ok", address)
             return
-    yield Finding(
-        "mlflow", "warn", f"{address} does not answer", "runs go on and spool; later: fathom tracking sync"
-    )
+    yield Finding("mlflow", "warn", f"{address} does not answer", "runs go on and spool; later: fathom tracking sync")
 
 
 def object_store() -> Iterator[Finding]:
@@ -156,9 +148,7 @@ def object_store() -> Iterator[Finding]:
         buckets = s3fs.S3FileSystem(skip_instance_cache=True, endpoint_url=address).ls("")
         yield Finding("s3", "ok", f"{address}, {len(buckets)} buckets")
     except Exception as error:  # botocore, aiohttp and the system each raise their own
-        yield Finding(
-            "s3", "fail", f"{address}: {type(error).__name__}: {error}", "check AWS_ENDPOINT_URL and the key"
-        )
+        yield Finding("s3", "fail", f"{address}: {type(error).__name__}: {error}", "check AWS_ENDPOINT_URL and the key")
 
 
 def cache() -> Iterator[Finding]:

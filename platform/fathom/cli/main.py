@@ -29,9 +29,7 @@ class Entry(NamedTuple):
 COMMANDS: dict[str, Entry] = {
     "prepare": Entry("fathom.cli.prepare", "prepare", "Turn a recipe's conversations into token shards."),
     "train": Entry("fathom.cli.train", "train", "Train a recipe here, on one process or on Ray workers."),
-    "submit": Entry(
-        "fathom.cli.jobs", "submit", "Send a recipe to a Ray cluster as a job and follow its log."
-    ),
+    "submit": Entry("fathom.cli.jobs", "submit", "Send a recipe to a Ray cluster as a job and follow its log."),
     "status": Entry("fathom.cli.jobs", "status", "List the jobs of a cluster, or show one."),
     "stop": Entry("fathom.cli.jobs", "stop", "Stop a submitted job."),
     "eval": Entry("fathom.cli.evaluate", "evaluate", "Measure a model on held-out conversations."),
@@ -121,11 +119,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         where = f" while writing {error.filename}" if error.filename else ""
-        fail(
-            StorageError(
-                f"no space left on the device{where}", "free some space and run the same command again"
-            )
-        )
+        fail(StorageError(f"no space left on the device{where}", "free some space and run the same command again"))
 
 
 def fail(error: FathomError) -> None:

@@ -239,9 +239,7 @@ def wait_ready(record: Record, folder: Path, progress: Callable[[str], None]) ->
                     progress(f"{service.name} is up after {waited_s:.0f} s")
                 elif not service.alive() or waited_s > START_TIMEOUT_S:
                     log = folder / "stack" / f"{service.name}.log"
-                    fault = (
-                        f"gave no answer in {waited_s:.0f} s" if service.alive() else "ended while starting"
-                    )
+                    fault = f"gave no answer in {waited_s:.0f} s" if service.alive() else "ended while starting"
                     raise ServiceError(
                         f"{service.name} {fault}; its log ends:\n{tail(log)}", f"read {log}, then try again"
                     )
@@ -251,9 +249,7 @@ def ray_answers(client: httpx.Client, state: dict[str, str]) -> bool:
     """Whether the dashboard lets us in with the token and knows of a node that runs."""
     token = Path(state["token_path"]).read_text()
     with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
-        answer = client.get(
-            f"{state['dashboard_url']}/api/v0/nodes", headers={"Authorization": f"Bearer {token}"}
-        )
+        answer = client.get(f"{state['dashboard_url']}/api/v0/nodes", headers={"Authorization": f"Bearer {token}"})
         return any(node["state"] == "ALIVE" for node in answer.json()["data"]["result"]["result"])
     return False
 
