@@ -4,23 +4,8 @@ import pytest
 import torch
 
 from fathom.evals.heldout import HeldoutReport, heldout_nll
-from fathom.model.config import read_config
-from fathom.model.looped import LoopedLM
-from fathom.model.methods import make_method
 from fathom.model.rows import pack_documents
-
-SHAPE = {
-    "model_type": "llama",
-    "vocab_size": 61,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
-}
+from support.models import tiny_model
 
 
 class RandomDocuments:
@@ -31,23 +16,12 @@ class RandomDocuments:
 
     def document(self, index: int) -> tuple[list[int], list[bool]]:
         length = 8 + 3 * index
-        ids = torch.randint(0, 61, (length,), generator=torch.Generator().manual_seed(index)).tolist()
+        ids = torch.randint(0, 97, (length,), generator=torch.Generator().manual_seed(index)).tolist()
         return ids, [2 * number >= length for number in range(length)]
 
 
-def tiny(preset: str, max_depth: int) -> LoopedLM:
-    model = LoopedLM(read_config(SHAPE, "tiny"), make_method(preset, max_depth, 0.5)).double()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 2 and not name.startswith(("update.", "decider.")):
-                parameter.normal_(0.0, 0.5, generator=generator)
-    model.reset_added(seed=3)
-    return model
-
-
 def score(preset: str, max_depth: int, tokens_per_forward: int = 4096) -> HeldoutReport:
-    return heldout_nll(tiny(preset, max_depth), RandomDocuments(), tokens_per_forward)
+    return heldout_nll(tiny_model(preset, max_depth), RandomDocuments(), tokens_per_forward)
 
 
 def test_a_packed_document_scores_as_it_does_alone() -> None:
@@ -57,7 +31,7 @@ def test_a_packed_document_scores_as_it_does_alone() -> None:
 
 
 def test_nll_is_the_mean_over_supervised_tokens() -> None:
-    model, total, count = tiny("standard", 1), 0.0, 0
+    model, total, count = tiny_model("standard"), 0.0, 0
     for index in range(5):
         rows = pack_documents([RandomDocuments().document(index)])
         total -= float(model(rows).log_prob[rows.supervised].sum().detach())
