@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from fathom.model import attention
+from fathom.model import tiled
 from fathom.model.attention import TrainingStreams
+from fathom.model.flex import FlexKernel
 from fathom.model.visibility import RowMeta, visible, visible_count
 from support.reference import DenseStreams
 
@@ -31,7 +32,7 @@ def qkv(count, seed):
 @pytest.mark.parametrize("rule", ["duo_causal", "root_and_own"])
 @pytest.mark.parametrize("tile", [3, 256])
 def test_tiles_equal_the_dense_mask(rule, tile, monkeypatch):
-    monkeypatch.setattr(attention, "QUERY_TILE", tile)
+    monkeypatch.setattr(tiled, "QUERY_TILE", tile)
     fast, slow = TrainingStreams(rule), DenseStreams(rule)
     for depth, meta in enumerate(ragged([9, 1, 14], 0.6, seed=4)):
         q, k, v = qkv(len(meta.sequence), depth)
@@ -68,6 +69,20 @@ def test_lookahead_rows_see_the_main_pass_and_themselves():
         expected = alone.view(one).attend(0, q[i : i + 1], k[i : i + 1], v[i : i + 1])
         torch.testing.assert_close(got[i : i + 1], expected, atol=1e-12, rtol=0)
     assert len(streams.streams) == 2
+
+
+@pytest.mark.parametrize("rule", ["duo_causal", "root_and_own"])
+@pytest.mark.parametrize("lengths", [[9, 1, 14], [140, 60, 90]])
+def test_the_gpu_kernels_mask_equals_the_tiles(rule, lengths):
+    """Flex attention uncompiled, on CPU: same masks, padding and look-ahead isolation as on a GPU."""
+    metas = ragged(lengths, 0.6, seed=5)
+    stored = [qkv(len(meta.sequence), depth) for depth, meta in enumerate(metas)]
+    for depth, meta in enumerate(metas):
+        for isolated in (False, True)[: depth + 1]:
+            arguments = (rule, meta, metas[:depth], isolated)
+            q, keys, values = stored[depth][0], [s[1] for s in stored[: depth + 1]], [s[2] for s in stored[: depth + 1]]
+            flex = FlexKernel(*arguments)(q, keys, values)
+            torch.testing.assert_close(flex, tiled.TiledKernel(*arguments)(q, keys, values), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("rule", ["duo_causal", "root_and_own"])

@@ -22,21 +22,23 @@ class RowMeta(NamedTuple):
     depth: Tensor
 
 
-def visible(rule: str, query: RowMeta, key: RowMeta) -> Tensor:
-    """Which keys each query sees, bool ``[queries, keys]``.
+def sees(rule: str, query: RowMeta, key: RowMeta) -> Tensor:
+    """Whether query sees key, element by element; the fields broadcast.
 
     * ``duo_causal`` (methods 1.2): s <= t and j <= m, whatever was executed.
     * ``root_and_own`` (the "causal" mode of TaH2-fixed): depth 1 of s <= t, and t's own depths up to m.
     """
-    same = query.sequence[:, None] == key.sequence[None, :]
-    causal = key.position[None, :] <= query.position[:, None]
-    shallow = key.depth[None, :] <= query.depth[:, None]
+    before = (query.sequence == key.sequence) & (key.position <= query.position) & (key.depth <= query.depth)
     if rule == DUO_CAUSAL:
-        return same & causal & shallow
+        return before
     if rule == ROOT_AND_OWN:
-        own = key.position[None, :] == query.position[:, None]
-        return same & shallow & causal & ((key.depth == 1)[None, :] | own)
+        return before & ((key.depth == 1) | (key.position == query.position))
     raise ValueError(f"unknown visibility rule {rule!r}")
+
+
+def visible(rule: str, query: RowMeta, key: RowMeta) -> Tensor:
+    """The dense mask, bool ``[queries, keys]``."""
+    return sees(rule, RowMeta(*(field[:, None] for field in query)), RowMeta(*(field[None, :] for field in key)))
 
 
 def order_key(sequence: Tensor, position: Tensor) -> Tensor:
