@@ -123,7 +123,7 @@ def test_a_damaged_shard_is_refused(tmp_path: Path) -> None:
 
 def test_a_split_that_is_not_set_and_a_folder_in_use(tmp_path: Path) -> None:
     cfg = write(tmp_path / "rows.jsonl", answers(2))
-    with pytest.raises(ConfigError, match="data.heldout is not set"):
+    with pytest.raises(ConfigError, match=r"data\.heldout is not set"):
         prepare(cfg, "heldout", RENDERER, tmp_path / "out")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("mine")

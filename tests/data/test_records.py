@@ -102,8 +102,8 @@ def test_a_wrong_row_is_named_by_file_and_line(tmp_path: Path, row: object, said
 
 
 def test_bytes_that_are_not_text_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_bytes(b'{"a": 1}\n\xff\xfe\n')
-    with pytest.raises(DataError, match="rows.jsonl:2: not UTF-8|rows.jsonl:1"):
+    (tmp_path / "rows.jsonl").write_bytes(b'{"a": "x"}\n\xff\xfe\n')
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: not UTF-8"):
         read(tmp_path / "rows.jsonl", question_template="{a}", answer_template="{a}")
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from fathom.data.word_problems import SPLITS, word_problem
+from fathom.data.word_problems import SPLITS, WordProblem, word_problem
 from fathom.data.word_stories import STORIES
 
 MANY = {split: [word_problem(index, split) for index in range(1500)] for split in SPLITS}
@@ -51,7 +51,7 @@ def test_splits_share_no_question() -> None:
     assert not numbers["train"] & numbers["heldout"], "not even the same story and numbers under other names"
 
 
-def skeleton(problem: dict) -> tuple[str, ...]:
+def skeleton(problem: WordProblem) -> tuple[str, ...]:
     """The solution without names and things: numbers, signs and small words that tell the stories apart."""
     names = r"\b[A-Z]\w+\b"
     return (re.sub(names, "", re.sub(r"[a-z]{3,}", "", problem["answer"])), shape(problem["question"]))

@@ -9,9 +9,7 @@ import typer
 
 def show(
     recipe: Annotated[Path, typer.Argument(help="Recipe (YAML).", show_default=False)],
-    override: Annotated[
-        list[str] | None, typer.Option("--set", help="section.key=value, the value as YAML.")
-    ] = None,
+    override: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, the value as YAML.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML.")] = False,
 ) -> None:
     """Print a recipe with its base, overrides and every default resolved; its digest goes to stderr."""
@@ -20,8 +18,10 @@ def show(
     import yaml
 
     from fathom.config.load import config_dict, config_digest, load_recipe
+    from fathom.model.methods import make_method
 
     cfg = load_recipe(recipe, override or [])
+    make_method(cfg.method.preset, cfg.method.max_depth, cfg.method.threshold)  # refuses an unknown name
     tree = config_dict(cfg)
     if as_json:
         print(json.dumps({"config": tree, "digest": config_digest(cfg)}, indent=1))
