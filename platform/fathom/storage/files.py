@@ -5,6 +5,7 @@ something missing, refused, unreachable or full.
 """
 
 import posixpath
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
@@ -44,9 +45,7 @@ def backend_for(uri: str) -> tuple[Backend, str]:
     if scheme == "file":
         return LocalBackend(), unquote(urlsplit(uri).path)
     if scheme != "s3":
-        raise StorageError(
-            f"{uri}: unknown kind of storage {scheme!r}", "give a folder or an s3://bucket/prefix URI"
-        )
+        raise StorageError(f"{uri}: unknown kind of storage {scheme!r}", "give a folder or an s3://bucket/prefix URI")
     path = rest.strip("/")
     if not path or rest.startswith("/"):
         raise StorageError(f"{uri}: no bucket in the URI", "write s3://bucket/prefix")
@@ -115,8 +114,13 @@ def open_input(uri: str) -> BinaryIO:
     return backend.open(path)
 
 
-def upload_tree(local: Path, uri: str) -> dict[str, FileInfo]:
+def upload_tree(local: Path, uri: str, without: Sequence[str] = ()) -> dict[str, FileInfo]:
     """Copy every file below a local folder to a store and check what arrived by size.
+
+    Args:
+        local: the folder.
+        uri: where its files go.
+        without: relative names that stay behind.
 
     Returns:
         for every file, by its relative name with ``/``: size and sha256 of the local bytes.
@@ -127,6 +131,8 @@ def upload_tree(local: Path, uri: str) -> dict[str, FileInfo]:
     backend, path = backend_for(uri)
     sent: dict[str, FileInfo] = {}
     for name in LocalBackend().files_below(str(local)):
+        if name in without:
+            continue
         source = local / name
         info = FileInfo(source.stat().st_size, sha256_file(source))
         target = posixpath.join(path, name)

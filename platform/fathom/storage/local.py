@@ -127,9 +127,7 @@ def refusals(path: str, needed_bytes: int | None = None) -> Iterator[None]:
     except PermissionError as error:
         raise StorageError(f"{path}: permission denied", "choose a folder you may read and write") from error
     except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
-        raise StorageError(
-            f"{path}: {error.strerror}", "check which parts of the path are folders"
-        ) from error
+        raise StorageError(f"{path}: {error.strerror}", "check which parts of the path are folders") from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise StorageError(f"{path}: {error.strerror or error}", "check the disk and the path") from error

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fathom.errors import CheckpointError, FathomError
+from fathom.errors import CheckpointError
 from fathom.storage import files
 from fathom.storage.files import FileInfo
 
@@ -61,19 +61,14 @@ def read_manifest(uri: str) -> Manifest:
         body = json.loads(raw)
         if body["format"] != FORMAT:
             raise ValueError(f"format {body['format']!r} is unknown")
-        contents = {
-            str(name): FileInfo(int(info["size"]), str(info["sha256"]))
-            for name, info in body["files"].items()
-        }
+        contents = {str(name): FileInfo(int(info["size"]), str(info["sha256"])) for name, info in body["files"].items()}
         meta, digest = dict(body["meta"]), str(body["digest"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{where}: not a readable manifest ({error})", "use another copy of this folder"
         ) from error
     if _digest(contents, meta) != digest:
-        raise CheckpointError(
-            f"{where}: its content does not have its digest", "use another copy of this folder"
-        )
+        raise CheckpointError(f"{where}: its content does not have its digest", "use another copy of this folder")
     for name in contents:
         files.safe_name(name, where)
     return Manifest(contents, meta, digest)
@@ -86,7 +81,7 @@ def publish_folder(local: Path, uri: str, meta: dict[str, Any]) -> Manifest:
     earlier publication that the new one does not have are removed after it is committed.
     """
     files.remove_tree(files.join(uri, MANIFEST))
-    manifest = write_manifest(uri, files.upload_tree(local, uri), meta)
+    manifest = write_manifest(uri, files.upload_tree(local, uri, without=(MANIFEST,)), meta)
     for name in set(files.list_files(uri)) - set(manifest.files) - {MANIFEST}:
         files.remove_tree(files.join(uri, name))
     return manifest
@@ -110,15 +105,10 @@ def fetch_files(uri: str, contents: dict[str, FileInfo], local: Path) -> None:
     Raises:
         CheckpointError: a file is missing or damaged; the message names it.
     """
+    for name in sorted(set(contents) - set(files.list_files(uri))):
+        raise CheckpointError(f"{files.join(uri, name)} is missing", "use another copy of this folder")
+    files.download_tree(uri, local, contents)
     for name, expected in contents.items():
-        try:
-            files.download_tree(uri, local, {name: expected})
-        except FathomError as error:
-            if files.exists(files.join(uri, name)):
-                raise
-            raise CheckpointError(
-                f"{files.join(uri, name)} is missing", "use another copy of this folder"
-            ) from error
         found = FileInfo((local / name).stat().st_size, files.sha256_file(local / name))
         if found != expected:
             (local / name).unlink()

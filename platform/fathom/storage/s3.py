@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 30.0
+PROBE_TIMEOUT_S = 6.0
+PROBE_PAUSE_S = 0.5
+PROBE_AGAIN_S = 60.0
 CLIENT_ATTEMPTS = 2  # of one request, by botocore: throttling, 5xx, connection errors
 FILE_ATTEMPTS = 2  # of one s3fs call, around those: also bodies that break off while they are read
 REFUSED_CODES = frozenset(
@@ -105,32 +109,70 @@ def open_arrow_filesystem() -> "ArrowS3FileSystem":
     )
 
 
+_answered: dict[str, float] = {}  # by endpoint: when it was last found alive, seconds of the monotonic clock
+
+
+def require_answer(endpoint: str | None) -> None:
+    """Ask an endpoint for any reply at all, at most once a minute.
+
+    Reads of large objects need a patient timeout; a server that is down or hangs should be known sooner than that.
+
+    Raises:
+        ConnectionError: nothing answered in time.
+    """
+    import httpx
+
+    if endpoint is None or time.monotonic() - _answered.get(endpoint, -PROBE_AGAIN_S) < PROBE_AGAIN_S:
+        return
+    for attempt in range(CLIENT_ATTEMPTS):
+        try:
+            httpx.head(endpoint, timeout=PROBE_TIMEOUT_S)
+            break
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            if attempt + 1 == CLIENT_ATTEMPTS or isinstance(error, httpx.InvalidURL):
+                raise ConnectionError(str(error)) from error
+            time.sleep(PROBE_PAUSE_S)
+    _answered[endpoint] = time.monotonic()
+
+
 class S3Backend:
-    """Objects of S3; paths are ``bucket/key``."""
+    """Objects of S3; paths are ``bucket/key``. Lives for one operation, as does its filesystem."""
+
+    def __init__(self) -> None:
+        self._filesystem: Any = None
+
+    @contextlib.contextmanager
+    def filesystem(self, path: str, folder: Path | None = None, needed_bytes: int | None = None) -> Iterator[Any]:
+        """The filesystem of this operation, made on first use; its failures become StorageErrors."""
+        with refusals(path, folder, needed_bytes):
+            if self._filesystem is None:
+                require_answer(settings().endpoint)
+                self._filesystem = open_filesystem()
+            yield self._filesystem
 
     def exists(self, path: str) -> bool:
         """Whether a file, or anything below that folder, is there."""
-        with refusals(path) as filesystem:
+        with self.filesystem(path) as filesystem:
             return bool(filesystem.ls(path, detail=False)) if "/" not in path else _present(filesystem, path)
 
     def size(self, path: str) -> int:
         """Bytes of a file."""
-        with refusals(path) as filesystem:
+        with self.filesystem(path) as filesystem:
             return int(filesystem.info(path)["size"])
 
     def read(self, path: str) -> bytes:
         """The whole file."""
-        with refusals(path) as filesystem:
+        with self.filesystem(path) as filesystem:
             return filesystem.cat_file(path)
 
     def write(self, path: str, data: bytes) -> None:
         """Replace the file, all or nothing."""
-        with refusals(path) as filesystem:
+        with self.filesystem(path) as filesystem:
             filesystem.pipe_file(path, data)
 
     def put(self, local: Path, path: str) -> None:
         """Copy a local file there."""
-        with refusals(path) as filesystem:
+        with self.filesystem(path) as filesystem:
             filesystem.put_file(str(local), path)
 
     def get(self, path: str, local: Path, size: int | None) -> None:
@@ -138,7 +180,7 @@ class S3Backend:
         local.parent.mkdir(parents=True, exist_ok=True)
         partial = local.parent / f"{PARTIAL}{secrets.token_hex(8)}"
         try:
-            with refusals(path, local.parent, size) as filesystem:
+            with self.filesystem(path, local.parent, size) as filesystem:
                 filesystem.get_file(path, str(partial))
                 os.replace(partial, local)
         finally:
@@ -146,20 +188,18 @@ class S3Backend:
 
     def names(self, path: str) -> list[str]:
         """Names directly below a folder, sorted."""
-        with refusals(path) as filesystem:
+        with self.filesystem(path) as filesystem:
             try:
                 found = filesystem.ls(path, detail=False)
             except FileNotFoundError:
                 _require_bucket(filesystem, path)
                 return []
-            below = {
-                name.rstrip("/").removeprefix(path).strip("/").split("/")[0] for name in found if name != path
-            }
+            below = {name.rstrip("/").removeprefix(path).strip("/").split("/")[0] for name in found if name != path}
             return sorted(below - {""})
 
     def files_below(self, path: str) -> list[str]:
         """Files at any depth below a folder, relative, sorted."""
-        with refusals(path) as filesystem:
+        with self.filesystem(path) as filesystem:
             found = filesystem.find(path)
             if not found:
                 _require_bucket(filesystem, path)
@@ -167,14 +207,14 @@ class S3Backend:
 
     def remove(self, path: str) -> None:
         """Remove a file or a folder with all below it."""
-        with refusals(path) as filesystem:
+        with self.filesystem(path) as filesystem:
             found = filesystem.find(path)
             if found:
                 filesystem.rm(found)
 
     def open(self, path: str) -> BinaryIO:
         """Open a file for reading."""
-        with refusals(path) as filesystem:
+        with self.filesystem(path) as filesystem:
             return cast(BinaryIO, filesystem.open(path, "rb"))
 
 
@@ -193,8 +233,8 @@ def _require_bucket(filesystem: Any, path: str) -> None:
 
 
 @contextlib.contextmanager
-def refusals(path: str, folder: Path | None = None, needed_bytes: int | None = None) -> Iterator[Any]:
-    """A filesystem for one operation; what goes wrong becomes a StorageError naming endpoint and bucket.
+def refusals(path: str, folder: Path | None = None, needed_bytes: int | None = None) -> Iterator[None]:
+    """What goes wrong with S3 becomes a StorageError naming endpoint and bucket.
 
     Args:
         path: ``bucket/key`` at work.
@@ -204,7 +244,7 @@ def refusals(path: str, folder: Path | None = None, needed_bytes: int | None = N
 
     where = f"s3://{path} at {settings().place}"
     try:
-        yield open_filesystem()
+        yield
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise _refused(where, "no complete credentials were found") from error
     except (BotoCoreError, TimeoutError, ConnectionError) as error:
@@ -212,9 +252,7 @@ def refusals(path: str, folder: Path | None = None, needed_bytes: int | None = N
     except PermissionError as error:
         raise _refused(where, _code(error) or "access denied") from error
     except FileNotFoundError as error:
-        raise StorageError(
-            f"{where}: no such bucket or object", "check the URI and the bucket's name"
-        ) from error
+        raise StorageError(f"{where}: no such bucket or object", "check the URI and the bucket's name") from error
     except ClientError as error:
         code = str(error.response.get("Error", {}).get("Code", ""))
         if code in REFUSED_CODES:
