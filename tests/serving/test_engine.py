@@ -118,9 +118,7 @@ def test_rows_of_different_depths_share_a_forward() -> None:
     engine = Engine(model, LIMITS, decode=lambda ids: "")
     mixes: list[set[int]] = []
     execute = engine.runner.execute
-    engine.runner.execute = lambda pieces: (mixes.append({piece.depth for piece in pieces}), execute(pieces))[
-        1
-    ]
+    engine.runner.execute = lambda pieces: (mixes.append({piece.depth for piece in pieces}), execute(pieces))[1]
     events = drive(engine, mixed_requests(model), stagger=1)
     assert {1, 2} in mixes
     usages = [event[-1].usage for event in events.values()]

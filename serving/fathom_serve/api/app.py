@@ -1,6 +1,6 @@
 """Routes: ``/v1/chat/completions``, ``/v1/models``, ``/health``."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -79,22 +79,18 @@ async def _chat(backend: Backend, body: ChatRequest) -> Response:
         if not body.stream:
             return JSONResponse(await answer.whole(events))
     except BaseException:
-        await _close(events)
+        await events.aclose()
         raise
     return StreamingResponse(_closing(answer.chunks(events), events), media_type="text/event-stream")
 
 
-async def _closing(chunks: AsyncIterator[str], events: AsyncIterator) -> AsyncIterator[str]:
+async def _closing(chunks: AsyncIterator[str], events: AsyncGenerator) -> AsyncIterator[str]:
     """Pass chunks on; however that ends, also by a client that leaves, the generation is closed."""
     try:
         async for chunk in chunks:
             yield chunk
     finally:
-        await _close(events)
-
-
-async def _close(events: Any) -> None:
-    await events.aclose()
+        await events.aclose()
 
 
 def _model(card: ModelCard) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What the HTTP surface needs of an engine, wherever it runs."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -63,7 +63,7 @@ class Backend(Protocol):
         """The model."""
         ...
 
-    def generate(self, generation: Generation) -> AsyncIterator[list[Event]]:
+    def generate(self, generation: Generation) -> AsyncGenerator[list[Event], None]:
         """Events of one answer; closing the iterator frees what it holds."""
         ...
 

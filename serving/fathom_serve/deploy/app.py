@@ -5,56 +5,23 @@ requests are small fractions: they only bound what Ray schedules, and so fit bes
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any, Literal
+from collections.abc import AsyncGenerator
+from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from fathom.errors import ConfigError
 from fathom_serve.api.app import create_app
 from fathom_serve.api.backend import Generation, ModelCard
-from fathom_serve.deploy.source import Source, local_folder, resolve
-from fathom_serve.engine.limits import EngineLimits
+from fathom_serve.deploy.arguments import parse
+from fathom_serve.deploy.source import Source, local_folder
 from fathom_serve.engine.request import Event, Failed
 
 GATEWAY_SLACK = 64
 CANCEL_GRACE_S = 300.0
-
-
-class DeployArgs(BaseModel):
-    """``args`` of the application in a Serve configuration.
-
-    Attributes:
-        model: ``models:/NAME@ALIAS``, a folder, a URI, or a hub specification.
-        name: what requests call the model; default from the registry or the folder.
-        version: in the registry, when the model is already resolved.
-        digest: of its manifest, when the model is already resolved.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    model: str
-    name: str | None = None
-    version: str | None = None
-    digest: str | None = None
-    tracking_uri: str | None = None
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    threads: int | None = Field(default=None, ge=1, description="torch threads; default all cores")
-    replicas: int = Field(default=1, ge=1)
-    gateway_cpus: float = Field(default=0.05, ge=0.0)
-    engine_cpus: float = Field(default=0.25, ge=0.0)
-    engine_gpus: float = Field(default=0.0, ge=0.0)
-    limits: EngineLimits = EngineLimits()
-
-    def source(self) -> Source:
-        """The model to serve; looks an alias up."""
-        found = resolve(self.model, self.tracking_uri)
-        return Source(self.name or found.name, found.uri, self.version or found.version, self.digest or found.digest)
 
 
 class DepthEngine:
@@ -64,7 +31,7 @@ class DepthEngine:
         # Only here: the ingress and whoever builds the application need no torch.
         from fathom_serve.deploy.service import EngineService
 
-        settings = DeployArgs(**args)
+        settings = parse(args)
         self.service = EngineService(local_folder(source), source, settings.limits, settings.dtype, settings.threads)
 
     async def card(self) -> ModelCard:
@@ -75,7 +42,7 @@ class DepthEngine:
         """None when the step loop moves."""
         return await self.service.health()
 
-    async def generate(self, generation: Generation) -> AsyncIterator[list[Event]]:
+    async def generate(self, generation: Generation) -> AsyncGenerator[list[Event], None]:
         """Events of one answer; a cancelled reader frees what it holds."""
         events = self.service.generate(generation)
         try:
@@ -101,7 +68,8 @@ class HandleBackend:
     async def card(self) -> ModelCard:
         """The model; asked for once, since replicas of one application all serve the same."""
         if self._card is None:
-            self._card = await self.engine.card.remote()
+            card: Any = await self.engine.card.remote()
+            self._card = ModelCard(*card)
         return self._card
 
     async def health(self) -> str | None:
@@ -111,9 +79,9 @@ class HandleBackend:
         except (RayActorError, BackPressureError, DeploymentUnavailableError, asyncio.TimeoutError) as error:
             return f"no engine replica answers: {type(error).__name__}"
 
-    async def generate(self, generation: Generation) -> AsyncIterator[list[Event]]:
+    async def generate(self, generation: Generation) -> AsyncGenerator[list[Event], None]:
         """Events of one answer. Dropping a handle's generator would leave the request running, so it is cancelled."""
-        events = self.engine.options(stream=True).generate.remote(generation)
+        events: Any = self.engine.options(stream=True).generate.remote(generation)
         ended = False
         try:
             async for batch in events:
@@ -150,14 +118,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         ConfigError: unknown or invalid arguments.
         ModelError: the model cannot be found.
     """
-    try:
-        settings = DeployArgs(**args)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(
-            f"deploy arguments: {'.'.join(map(str, first['loc']))}: {first['msg']}",
-            f"known arguments: {', '.join(DeployArgs.model_fields)}",
-        ) from error
+    settings = parse(args)
     limits = settings.limits
     ongoing = limits.max_active + limits.max_queued
     engine = serve.deployment(

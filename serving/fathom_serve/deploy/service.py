@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ class EngineService:
         """None when the step loop moves."""
         return self.loop.health()
 
-    async def generate(self, generation: Generation) -> AsyncIterator[list[Event]]:
+    async def generate(self, generation: Generation) -> AsyncGenerator[list[Event], None]:
         """Events of one answer; closing the iterator aborts it."""
         try:
             request = self.request(generation)

@@ -1,5 +1,6 @@
 """Which model is served and where its bytes are: resolved once, so that every replica serves the same version."""
 
+import json
 import os
 import shutil
 import tempfile
@@ -7,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fathom.errors import CheckpointError, ModelError
+from fathom.model.config import read_config
+from fathom.model.folder import SECTION
 from fathom.model.hub import cache_root, resolve_base
 from fathom.storage import files
 from fathom.storage.manifest import MANIFEST, fetch_folder, read_manifest
@@ -71,6 +74,24 @@ def local_folder(source: Source, cache: Path | None = None) -> Path:
             "register the new files as a version of their own",
         )
     return _fetched(source.uri, (cache or cache_root()) / "served" / manifest.digest)
+
+
+def inspect(source: Source) -> None:
+    """Look at a model's configuration before anything starts; a hub specification is looked at when it is fetched.
+
+    Raises:
+        ModelError: no model folder, or an architecture that is not supported.
+        StorageError: the store refused.
+    """
+    if "://" not in source.uri and not Path(source.uri).is_dir():
+        return
+    where = files.join(source.uri, "config.json")
+    try:
+        config = json.loads(files.read_bytes(where))
+    except ValueError as error:
+        raise ModelError(f"{where} is not valid JSON: {error}", "export the model again") from error
+    config.pop(SECTION, None)
+    read_config(config, source.uri)
 
 
 def _fetched(uri: str, folder: Path) -> Path:

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from fathom_serve.engine.engine import Engine
@@ -59,7 +59,7 @@ class EngineLoop:
             return f"the engine's step loop has not moved for {time.monotonic() - began:.0f} s"
         return None
 
-    async def stream(self, request: Request) -> AsyncIterator[list[Event]]:
+    async def stream(self, request: Request) -> AsyncGenerator[list[Event], None]:
         """A request's events, in lists as they come: ``Accepted`` first, ``Finished`` or ``Failed`` last.
 
         Closing the generator early, or cancelling its reader, aborts the request and frees its pages.

@@ -83,8 +83,10 @@ def _meta(positions: list[int], depth: int) -> RowMeta:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Grouped attention of ``[rows, heads, w]`` over ``[keys, kv_heads, w]`` without repeating keys: the query heads that
-    share a key head become further queries of it."""
+    """Grouped attention of ``[rows, heads, w]`` over ``[keys, kv_heads, w]`` without repeating keys.
+
+    The query heads that share a key head become further queries of it.
+    """
     rows, heads, width = q.shape
     kv_heads = k.shape[1]
     groups = heads // kv_heads

@@ -20,7 +20,8 @@ class TextStream:
         self.stop = stop
         self.stopped = False
         self._ids: list[int] = []
-        # Ids before _known have their text; decoding starts at _context, since a token's text can depend on the one before.
+        # Ids before _known have their text. Decoding starts at _context, before them: a token's text can depend on
+        # its neighbour.
         self._context = 0
         self._known = 0
         self._held: list[Token] = []

@@ -1,12 +1,16 @@
 """Tokens tinted by their depth, as rich markup: one colour per depth, cool to hot, told apart in grey too."""
 
+import re
 from collections.abc import Iterable
-
-from rich.markup import escape
 
 PLAIN = "default"
 RAMP = ("#5fafff", "#ffd75f", "#ff875f", "#ff5f87", "#d787ff", "#af87ff", "#87d7ff", "#ffffff")
 """Colours of depths 2, 3, ...; depth 1 keeps the terminal's own colour."""
+
+SLASH = "\\"
+BRACKET = re.compile(r"(\\*)(\[(?:[a-z#/@][^\[]*?\])?)")
+CONTROLS = dict.fromkeys(set(range(32)) - {9, 10} | set(range(127, 160)))
+"""Dropped: a model's answer must not move the cursor or send escape sequences to a terminal."""
 
 
 def style(depth: int) -> str:
@@ -38,6 +42,19 @@ def legend(max_depth: int) -> str:
 
 
 def _tagged(text: str, depth: int) -> str:
-    # A backslash before our own bracket would escape it.
-    safe = escape(text)
-    return f"[{style(depth)}]{safe}[/]"
+    shown = text.translate(CONTROLS)
+    body = shown.rstrip("\\")
+    # Backslashes before our own bracket would escape it, so each becomes two.
+    return f"[{style(depth)}]{BRACKET.sub(_literal, body)}{2 * (len(shown) - len(body)) * SLASH}[/]"
+
+
+def _literal(match: re.Match[str]) -> str:
+    """A bracket as text.
+
+    Rich halves the backslashes before what looks like a tag, and drops one before any other bracket; its own
+    ``escape`` forgets the latter.
+    """
+    slashes, bracket = match.groups()
+    if len(bracket) > 1:
+        return (2 * len(slashes) + 1) * SLASH + bracket
+    return (len(slashes) + bool(slashes)) * SLASH + bracket
