@@ -50,10 +50,10 @@ def test_version():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "Did you mean 'train'"),
+        (["trainn"], "Did you mean 'train'"),
         (["up", "--ray-prot", "1"], "Possible options: --ray-port"),
         (["up", "--ray-port", "many"], "Invalid value for '--ray-port'"),
-        (["config", "shwo"], "Did you mean 'show'"),
+        (["config", "sho"], "Did you mean 'show'"),
     ],
 )
 def test_a_usage_error_names_the_nearest_word(arguments, message):

@@ -41,6 +41,7 @@ def started(home: Path) -> list[psutil.Process]:
     return family(record.services, record.mark)
 
 
+@pytest.mark.timeout(600)
 def test_up_then_down(tmp_path):
     up = fathom(tmp_path, "up", *PORTS, "--json")
     try:
