@@ -35,18 +35,14 @@ def write(folder: Path, name: str, text: str) -> Path:
 def test_defaults_are_resolved_and_survive_a_round_trip(recipe: Path) -> None:
     cfg = load_recipe(recipe)
     tree = config_dict(cfg)
-    assert tree["optimizer"]["clip_norm"] == 1.0, (
-        "training.md D.2 #3: the clip value is named in the resolved config"
-    )
+    assert tree["optimizer"]["clip_norm"] == 1.0, "training.md D.2 #3: the clip value is named in the resolved config"
     assert parse_config(tree) == cfg
     assert config_digest(parse_config(tree)) == config_digest(cfg)
 
 
 @pytest.mark.parametrize("text", ["1e-4", "1E-4", "1.0e-4", "0.0001", "+1e-4", "1_0e-5"])
 def test_scientific_notation_is_a_number(recipe: Path, text: str) -> None:
-    assert load_recipe(recipe, [f"optimizer.learning_rate={text}"]).optimizer.learning_rate == pytest.approx(
-        1e-4
-    )
+    assert load_recipe(recipe, [f"optimizer.learning_rate={text}"]).optimizer.learning_rate == pytest.approx(1e-4)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +60,7 @@ def test_scalars_follow_yaml_1_2(text: str, value: object) -> None:
 def test_base_is_relative_to_the_recipe_and_merged_deeply(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     write(tmp_path, "base.yaml", RECIPE + "optimizer: {learning_rate: 1e-3, beta2: 0.95}\n")
-    child = write(
-        tmp_path / "sub", "child.yaml", "base: ../base.yaml\nname: child\noptimizer: {beta2: 0.99}\n"
-    )
+    child = write(tmp_path / "sub", "child.yaml", "base: ../base.yaml\nname: child\noptimizer: {beta2: 0.99}\n")
     cfg = load_recipe(child, ["optimizer.beta2=0.9", "optimizer.beta2=0.8"])
     assert (cfg.name, cfg.optimizer.learning_rate, cfg.optimizer.beta2) == ("child", 1e-3, 0.8)
 
@@ -100,9 +94,7 @@ def test_base_of_a_base_is_refused(tmp_path: Path) -> None:
         ("train.steps=[", "not valid YAML", "syntax"),
     ],
 )
-def test_a_mistake_gives_its_place_and_the_nearest_name(
-    recipe: Path, override: str, said: str, remedy: str
-) -> None:
+def test_a_mistake_gives_its_place_and_the_nearest_name(recipe: Path, override: str, said: str, remedy: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_recipe(recipe, [override])
     assert said in caught.value.message
@@ -170,8 +162,6 @@ def test_changed_keys_sees_added_and_removed_ones() -> None:
     assert changed_keys({"a": {"b": 1}, "c": None}, {"a": {"b": 1, "d": 2}}) == ["a.d", "c"]
 
 
-@given(
-    st.dictionaries(st.sampled_from("abc"), st.integers() | st.dictionaries(st.sampled_from("xy"), st.none()))
-)
+@given(st.dictionaries(st.sampled_from("abc"), st.integers() | st.dictionaries(st.sampled_from("xy"), st.none())))
 def test_a_tree_differs_from_itself_nowhere(tree: dict[str, object]) -> None:
     assert changed_keys(tree, tree) == []

@@ -32,13 +32,9 @@ REWRITES = (
 # The generation prompt opens a block that the rendered answer does not have.
 THINK_PROMPT = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
 NO_END = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-ALTERNATING = (
-    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHATML
-)
+ALTERNATING = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHATML
 # The generation prompt ends inside a word, so that its last token depends on the answer.
-GLUED = CHATML.replace("assistant\n", "assistant: the an").replace(
-    "{{ m['role'] }}\n", "{{ m['role'] }}: the an"
-)
+GLUED = CHATML.replace("assistant\n", "assistant: the an").replace("{{ m['role'] }}\n", "{{ m['role'] }}: the an")
 TOOLS = (
     "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"

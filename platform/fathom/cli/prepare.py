@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 def prepare(
     recipe: Annotated[Path, typer.Argument(help="Recipe (YAML).", show_default=False)],
     out: Annotated[Path, typer.Option("--out", help="Folder for the shards, one subfolder a split.")],
-    override: Annotated[
-        list[str] | None, typer.Option("--set", help="section.key=value, the value as YAML.")
-    ] = None,
+    override: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, the value as YAML.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Turn a recipe's conversations into token shards.
@@ -35,11 +33,7 @@ def prepare(
     if cfg.data.heldout is not None:
         made["heldout"] = prepare_split(cfg.data, "heldout", renderer, out / "heldout")
     if as_json:
-        print(
-            json.dumps(
-                {split: {**data.counts, "digest": data.digest} for split, data in made.items()}, indent=1
-            )
-        )
+        print(json.dumps({split: {**data.counts, "digest": data.digest} for split, data in made.items()}, indent=1))
         return
     for split, data in made.items():
         print(summary(split, data))

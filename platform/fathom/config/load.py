@@ -81,22 +81,16 @@ def _read_mapping(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise ConfigError(
-            f"cannot read recipe {path}: {reason}", "give the path of a recipe (YAML)"
-        ) from error
+        raise ConfigError(f"cannot read recipe {path}: {reason}", "give the path of a recipe (YAML)") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text", "give the path of a recipe (YAML)") from error
     tree, places = read_yaml(text, str(path))
     if not isinstance(tree, dict):
-        raise ConfigError(
-            f"{path} is not a mapping of sections", "a recipe has keys like name, model, data, train"
-        )
+        raise ConfigError(f"{path} is not a mapping of sections", "a recipe has keys like name, model, data, train")
     return tree, places
 
 
-def _with_base(
-    path: Path, tree: dict[str, Any], places: dict[str, str]
-) -> tuple[dict[str, Any], dict[str, str]]:
+def _with_base(path: Path, tree: dict[str, Any], places: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """The base's tree with this recipe's merged over it."""
     name = tree.pop("base")
     if not isinstance(name, str):
@@ -131,9 +125,7 @@ def _apply_override(tree: dict[str, Any], places: dict[str, str], override: str)
             section[part] = {}
         section = section[part]
         if not isinstance(section, dict):
-            raise ConfigError(
-                f"{place}: '{'.'.join(parts[:depth])}' is not a section", _nearest(key, _all_keys())
-            )
+            raise ConfigError(f"{place}: '{'.'.join(parts[:depth])}' is not a section", _nearest(key, _all_keys()))
     section[parts[-1]] = value
     places[".".join(parts)] = place
 

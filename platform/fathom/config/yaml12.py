@@ -69,8 +69,6 @@ def _collect_lines(node: yaml.Node, where: str, prefix: str, lines: dict[str, st
         name = f"{prefix}{key.value}"
         place = f"{where}:{key.start_mark.line + 1}"
         if name in lines:
-            raise ConfigError(
-                f"{place}: '{name}' is set twice, first at {lines[name]}", "keep one of the two"
-            )
+            raise ConfigError(f"{place}: '{name}' is set twice, first at {lines[name]}", "keep one of the two")
         lines[name] = place
         _collect_lines(value, where, f"{name}.", lines)
