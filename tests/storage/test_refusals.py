@@ -1,13 +1,14 @@
 """What goes wrong with a store: one clear error, soon, without secrets."""
 
 import errno
+import os
 import shutil
 import socket
 import subprocess
 import sys
 import time
-import urllib.request
 
+import httpx
 import pytest
 
 from fathom.errors import StorageError
@@ -45,12 +46,10 @@ def test_an_endpoint_that_never_answers(monkeypatch):
 
 
 def test_a_refused_key_is_named_but_not_its_secret(s3_server, monkeypatch):
-    import os
-
     reset = f"{os.environ['AWS_ENDPOINT_URL']}/moto-api/reset-auth"
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAWRONG")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
-    urllib.request.urlopen(urllib.request.Request(reset, data=b"0", method="POST"))
+    httpx.post(reset, content=b"0").raise_for_status()
     try:
         for action in (
             lambda: files.read_bytes(f"{s3_server}/x"),
@@ -62,7 +61,7 @@ def test_a_refused_key_is_named_but_not_its_secret(s3_server, monkeypatch):
                 action()
             assert "hush-hush" not in str(caught.value) + repr(caught.value)
     finally:
-        urllib.request.urlopen(urllib.request.Request(reset, data=b"1000000000", method="POST"))
+        httpx.post(reset, content=b"inf").raise_for_status()
 
 
 def test_a_missing_bucket_is_an_error_not_an_empty_folder(s3_server):

@@ -8,6 +8,7 @@ hides what another worker just wrote.
 
 import contextlib
 import errno
+import functools
 import os
 import secrets
 import time
@@ -68,11 +69,22 @@ def settings() -> S3Settings:
     )
 
 
+@functools.cache
+def _service_models() -> Any:
+    """botocore's descriptions of services: parsing them again would cost more than most requests."""
+    from botocore.loaders import create_loader
+
+    return create_loader()
+
+
 def open_filesystem() -> Any:
     """A new s3fs filesystem: bounded timeouts and retries, no cached listings, not shared."""
     import s3fs
+    from aiobotocore.session import AioSession
 
     chosen = settings()
+    session = AioSession()
+    session.register_component("data_loader", _service_models())
     filesystem = s3fs.S3FileSystem(
         key=chosen.key,
         secret=chosen.secret,
@@ -84,6 +96,7 @@ def open_filesystem() -> Any:
             "read_timeout": READ_TIMEOUT_S,
             "retries": {"total_max_attempts": CLIENT_ATTEMPTS, "mode": "standard"},
         },
+        session=session,
         use_listings_cache=False,
         skip_instance_cache=True,
     )

@@ -1,0 +1,1 @@
+"""Runs and models in MLflow: one writer over a local spool; tracking never stops training."""
