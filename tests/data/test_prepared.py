@@ -131,3 +131,21 @@ def test_a_split_that_is_not_set_and_a_folder_in_use(tmp_path: Path) -> None:
         prepare(cfg, "train", RENDERER, tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_rows_from_an_object_store(s3_server: str, tmp_path: Path) -> None:
+    """JSONL and Parquet over S3 give the same documents as the local files."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from fathom.storage.files import write_bytes
+
+    cfg = write(tmp_path / "rows.jsonl", answers(4))
+    local = prepare(cfg, "train", RENDERER, tmp_path / "local")
+    pq.write_table(pa.Table.from_pylist(answers(4)), tmp_path / "rows.parquet")
+    for kind in ("jsonl", "parquet"):
+        uri = f"{s3_server}/data/rows.{kind}"
+        write_bytes(uri, (tmp_path / f"rows.{kind}").read_bytes())
+        far = prepare(DataConfig(train=uri, context_tokens=64), "train", RENDERER, tmp_path / kind)
+        assert [far.document(number) for number in range(4)] == [local.document(number) for number in range(4)]
+        assert far.where(1) == f"{uri}:2"
