@@ -1,0 +1,183 @@
+"""The whole product once, on this machine: what `make demo` runs.
+
+Post-trains SmolLM2-135M into a model that may think twice about a token, on generated word problems, then deploys it
+and asks it three questions. `KEEP=1` leaves Ray, MLflow and the endpoint running; `PICTURE=file.svg` draws the answers.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from fathom.config.load import load_recipe
+from fathom.config.schema import RunConfig
+from fathom.data.word_problems import WordProblem, word_problem
+from fathom.errors import FathomError, ServiceError
+from fathom.evals.grade import is_correct
+from fathom.model.hub import resolve_base
+from fathom.orchestrate.processes import claim_port
+from fathom.orchestrate.run import RunResult, run_recipe
+from fathom.orchestrate.stack import Ports, stack_state, start_stack, stop_stack, use_stack
+from fathom_serve.deploy.apply import apply, serve_config
+from fathom_serve.text.tint import legend, tint
+
+RECIPE = Path(__file__).parent / "recipes" / "tah2-demo.yaml"
+STEPS = 5
+QUESTIONS = 3
+KEEP = os.environ.get("KEEP", "") not in ("", "0")
+PICTURE = os.environ.get("PICTURE")
+
+console = Console(record=PICTURE is not None, highlight=False)
+begin = time.monotonic()
+
+
+class Endpoint(NamedTuple):
+    """Where a model answers, and what requests call it."""
+
+    url: str
+    model: str
+
+
+class Answer(NamedTuple):
+    """A question, what the model said, and the depth of every piece of it."""
+
+    problem: WordProblem
+    text: str
+    pieces: list[tuple[str, int]]
+    mean_depth: float
+
+
+def main() -> None:
+    """Run the five steps."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    step(1, "start the local stack: Ray, MLflow, a folder as object store")
+    with local_stack() as state:
+        config = load_recipe(RECIPE, [f"storage={state['store']}", f"tracking.uri={state['mlflow_uri']}"])
+        step(2, f"fetch {config.model.base}")
+        say(f"in {resolve_base(config.model.base)}")
+        step(3, f"post-train it on {config.parallel.workers} Ray Train workers, {config.train.steps} steps")
+        result = run_recipe(config, fresh=True)
+        if not result.finished:
+            sys.exit("stopped")
+        show_scores(result)
+        step(4, f"deploy models:/{result.registered_as}@champion to Ray Serve")
+        endpoint = deploy(f"{result.registered_as}", state)
+        step(5, f"ask {QUESTIONS} held-out questions through the OpenAI client")
+        show_answers(ask(endpoint), config)
+        show_where_to_look(state, endpoint, result)
+    if not KEEP:
+        say("stopped everything; KEEP=1 make demo leaves it running")
+
+
+@contextlib.contextmanager
+def local_stack() -> Iterator[dict[str, str]]:
+    """A local stack of the demo's own, stopped again on every way out unless KEEP=1."""
+    if stack_state():
+        raise ServiceError("a local stack is running in this folder", "stop it with `.venv/bin/fathom down`")
+    try:
+        state = start_stack(Ports(0, 0, 0), progress=say)
+        use_stack(state)
+        os.environ["RAY_ADDRESS"] = state["ray_address"]
+        yield state
+    finally:
+        if not KEEP:
+            stop_stack()
+
+
+def deploy(name: str, state: dict[str, str]) -> Endpoint:
+    """Serve the champion of a registered model on the stack's Ray, on port 8000 if that is free."""
+    try:
+        port = claim_port("endpoint", 8000)
+    except ServiceError:
+        port = claim_port("endpoint", 0)
+    args = {"model": f"models:/{name}@champion", "tracking_uri": state["mlflow_uri"]}
+    return Endpoint(apply(serve_config(args, port), progress=say), name)
+
+
+def ask(endpoint: Endpoint) -> list[Answer]:
+    """Ask problems that were never trained on, all at once: their tokens share forwards, whatever their depths."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from openai import OpenAI
+
+    client = OpenAI(base_url=endpoint.url, api_key="none")
+
+    def one(problem: WordProblem) -> Answer:
+        reply = client.chat.completions.create(
+            model=endpoint.model,
+            messages=[{"role": "user", "content": problem["question"]}],
+            temperature=0,
+            max_tokens=96,
+            extra_body={"depth": {"return": "tokens"}},
+        )
+        extra = reply.choices[0].model_extra or {}
+        pieces = [(piece["text"], piece["depth"]) for piece in extra["depth"]["tokens"]]
+        mean = sum(depth for _, depth in pieces) / max(len(pieces), 1)
+        return Answer(problem, reply.choices[0].message.content or "", pieces, mean)
+
+    with ThreadPoolExecutor(QUESTIONS) as pool:
+        return list(pool.map(one, (word_problem(index, "heldout") for index in range(QUESTIONS))))
+
+
+def show_scores(result: RunResult) -> None:
+    """Held-out likelihood of the base model, the converted model before its first step, and the trained one."""
+    table = Table("held out", "NLL", "mean depth", "continuing", box=None, pad_edge=False)
+    names = {"base": "base model", "converted": "converted, step 0", "trained": f"after {result.steps} steps"}
+    for key, label in names.items():
+        report = result.heldout[key]
+        share = report["share_continuing"].get("1", 0.0)
+        table.add_row(label, f"{report['nll']:.4f}", f"{report['mean_depth']:.3f}", f"{share:.1%}")
+    console.print(table)
+    say(f"{result.train_seconds:.0f} s of training, {result.tokens_per_second:.0f} tokens/s")
+
+
+def show_answers(answers: list[Answer], config: RunConfig) -> None:
+    """Questions and answers, every token in the colour of its depth."""
+    for answer in answers:
+        right = is_correct(answer.text, answer.problem["result"])
+        console.print(f"\n{answer.problem['question']}", style="bold", markup=False)
+        console.print(tint(answer.pieces))
+        verdict = "[green]right[/]" if right else f"[red]wrong[/], the answer is {answer.problem['result']}"
+        console.print(f"[dim]mean depth {answer.mean_depth:.2f}[/] · {verdict}")
+    console.print(f"\n{legend(config.method.max_depth)}")
+    if PICTURE:
+        console.save_svg(PICTURE, title="fathom")
+
+
+def show_where_to_look(state: dict[str, str], endpoint: Endpoint, result: RunResult) -> None:
+    """Addresses, and a line to copy."""
+    body = f'{{"model": "{endpoint.model}", "messages": [{{"role": "user", "content": "What is 12 + 30?"}}]}}'
+    console.print()
+    say(f"run and curves  {result.run_url or state['mlflow_uri']}")
+    say(f"endpoint        {endpoint.url}")
+    say(f"try             curl -s {endpoint.url}/chat/completions -H 'content-type: application/json' -d '{body}'")
+    if KEEP:
+        say("stop it all     .venv/bin/fathom down")
+
+
+def step(number: int, title: str) -> None:
+    """A heading with the time since the start."""
+    minutes, seconds = divmod(int(time.monotonic() - begin), 60)
+    console.print(f"\n[bold cyan]{number}/{STEPS}[/] [bold]{title}[/] [dim]{minutes}:{seconds:02d}[/]")
+
+
+def say(line: str) -> None:
+    """One line, indented, never cut: it may be copied."""
+    console.print(f"    {line}", soft_wrap=True, markup=False)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except FathomError as error:
+        console.print(f"[red]error:[/] {error.message}\n  fix: {error.remedy}", markup=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit("stopped")
