@@ -2,33 +2,21 @@
 
 import asyncio
 import json
-from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import pytest
-import torch
-from fathom.config.schema import MethodConfig
-from fathom.model.folder import load_model, save_model
+
 from fathom_serve.api.app import create_app
 from fathom_serve.deploy.service import EngineService
 from fathom_serve.deploy.source import Source
 from fathom_serve.engine.limits import EngineLimits
 from fathom_serve.text.stream import TextStream
-from support.models import tiny_base_folder
+from serving.folders import tah2_folder
 
 LIMITS = EngineLimits(max_active=4, max_queued=4, rows_per_tick=64, pages=200, books="tick")
-ASK = [{"role": "user", "content": "hi"}]
-
-
-def tah2_folder(root: Path) -> Path:
-    """A tiny converted model whose decider is loud, so that depths are mixed."""
-    base = tiny_base_folder(root / "base")
-    model = load_model(base, MethodConfig(preset="tah2", max_depth=2))
-    with torch.no_grad():
-        model.decider.score.weight.mul_(200)
-    save_model(model, root / "tiny", base)
-    return root / "tiny"
+ASK: Any = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +29,7 @@ def service(tmp_path_factory):
 
 def client_of(service) -> openai.AsyncOpenAI:
     transport = httpx.ASGITransport(create_app(service))
-    http = httpx.AsyncClient(transport=transport, base_url="http://test")
+    http: Any = httpx.AsyncClient(transport=transport, base_url="http://test")
     return openai.AsyncOpenAI(api_key="none", base_url="http://test/v1", http_client=http, max_retries=0)
 
 

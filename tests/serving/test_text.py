@@ -3,10 +3,11 @@
 import random
 
 import pytest
+from rich.text import Text
+
 from fathom_serve.engine.request import Token
 from fathom_serve.text.stream import TextStream
 from fathom_serve.text.tint import legend, tint
-from rich.text import Text
 
 
 def run(pieces: list[bytes], stop: tuple[str, ...] = ()) -> tuple[list[str], bool, int]:

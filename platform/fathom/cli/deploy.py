@@ -30,10 +30,10 @@ def deploy(
 ) -> None:
     """Serve a model. Uses the local stack's Ray when it is up, else starts Ray here and serves until Ctrl-C."""
     import yaml
-    from fathom_serve.deploy.apply import apply, serve_config
-    from fathom_serve.deploy.source import inspect, resolve
 
     from fathom.orchestrate.stack import stack_state
+    from fathom_serve.deploy.apply import apply, serve_config
+    from fathom_serve.deploy.source import inspect, resolve
 
     state = stack_state()
     source = resolve(model, tracking_uri or state.get("mlflow_uri"))
@@ -78,10 +78,9 @@ def connect(state: dict[str, str], port: int) -> bool:
     import os
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    from fathom_serve.deploy.apply import require_port
-
     from fathom.errors import ServiceError
     from fathom.orchestrate.stack import use_stack
+    from fathom_serve.deploy.apply import require_port
 
     if state:
         use_stack(state)
@@ -101,11 +100,12 @@ def connect(state: dict[str, str], port: int) -> bool:
                 object_store_memory=256 * 2**20,
                 _node_ip_address="127.0.0.1",
             )
-    except ConnectionError as error:
-        raise ServiceError(
-            f"Ray at {state.get('ray_address', 'this machine')} does not answer: {error}",
-            "run `fathom down` and `fathom up`",
-        ) from error
+    # Ray has no exception of its own for a start that takes too long.
+    except Exception as error:
+        where, remedy = "in this process", "free some memory and CPU, or start a stack with `fathom up` first"
+        if state:
+            where, remedy = f"at {state['ray_address']}", "run `fathom down` and `fathom up`"
+        raise ServiceError(f"Ray {where} does not answer: {error}", remedy) from error
     return not state
 
 

@@ -109,7 +109,7 @@ class ChatAnswer:
 
 
 def usage(depths: DepthUsage) -> dict[str, Any]:
-    """OpenAI's ``usage`` with Fathom's ``depth``: over answer tokens, and the mean over the prompt before its last token."""
+    """OpenAI's ``usage`` with Fathom's ``depth``: of the answer tokens, and of the prompt before its last token."""
     return {
         "prompt_tokens": depths.prompt_tokens,
         "completion_tokens": depths.tokens,

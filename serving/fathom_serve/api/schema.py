@@ -1,4 +1,4 @@
-"""What a chat request may say. Unknown fields are refused; known ones that are not supported take only their neutral value."""
+"""What a chat request may say. Unknown fields are refused; unsupported ones take only their neutral value."""
 
 from typing import Annotated, Any, Literal
 

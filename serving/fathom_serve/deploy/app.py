@@ -51,6 +51,10 @@ class DepthEngine:
         finally:
             await events.aclose()
 
+    async def used_pages(self) -> int:
+        """Pages that requests hold now."""
+        return self.service.engine.pool.used
+
     async def check_health(self) -> None:
         """Serve replaces a replica whose step loop has failed or is stuck."""
         fault = await self.service.health()
