@@ -1,8 +1,11 @@
 """``fathom models``: what is registered, where its bytes are, and which version is the champion."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from fathom.tracking.registry import ModelSource
 
 
 def models(
@@ -33,17 +36,18 @@ def models(
     _print_table(versions)
 
 
-def _print_table(versions: list) -> None:
+def _print_table(versions: list["ModelSource"]) -> None:
+    """One line for each version; lines are as long as they must be, since a source may be copied."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("name", "version", "aliases", "digest", "source", box=None, pad_edge=False)
-    for version in versions:
-        table.add_row(
-            version.name,
-            str(version.version),
-            " ".join(version.aliases),
-            version.digest[:12],
-            version.source,
-        )
-    Console().print(table)
+    if not versions:
+        typer.echo("no model is registered; a run registers its model under tracking.register_as", err=True)
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "version", "aliases", "digest", "source"):
+        table.add_column(column, no_wrap=True)
+    for each in versions:
+        table.add_row(each.name, each.version, " ".join(each.aliases), each.digest[:12], each.source)
+    console = Console()
+    console.print(table, width=max(console.width, console.measure(table).maximum), soft_wrap=True)
