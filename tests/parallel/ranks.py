@@ -12,8 +12,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
 from fathom.config.schema import ObjectiveConfig, OptimizerConfig
-from fathom.model.collectives import LOCAL, Collectives, ProcessGroup
+from fathom.model.collectives import Collectives, ProcessGroup
 from fathom.model.config import read_config
 from fathom.model.looped import LoopedLM
 from fathom.model.methods import make_method
@@ -21,9 +25,6 @@ from fathom.model.rows import PackedRows, pack_documents
 from fathom.objectives.root import TrainingRoot
 from fathom.parallel.strategy import Strategy, create_strategy
 from fathom.parallel.zero import ZeroStrategy
-from safetensors import safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
 SHAPE = {
     "model_type": "llama",
@@ -98,7 +99,10 @@ def save(strategy: Strategy, folder: Path) -> None:
     """This rank's ranges, in one file of tensors and one of places."""
     folder.mkdir(parents=True, exist_ok=True)
     shards = strategy.shards()
-    save_file({key: shard.values.contiguous().clone() for key, shard in shards.items()}, folder / f"{strategy.rank}.safetensors")
+    save_file(
+        {key: shard.values.contiguous().clone() for key, shard in shards.items()},
+        folder / f"{strategy.rank}.safetensors",
+    )
     places = {key: [shard.shape, shard.start, shard.values.numel()] for key, shard in shards.items()}
     (folder / f"{strategy.rank}.json").write_text(json.dumps(places))
 

@@ -1,10 +1,11 @@
 """The learning rate is a pure function with the documented values at its corners."""
 
 import pytest
-from fathom.config.schema import ScheduleConfig
-from fathom.train.schedule import learning_rate
 from hypothesis import given
 from hypothesis import strategies as st
+
+from fathom.config.schema import ScheduleConfig
+from fathom.train.schedule import learning_rate
 
 
 def rates(steps: int, **schedule: object) -> list[float]:

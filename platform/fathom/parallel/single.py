@@ -46,7 +46,7 @@ class SingleStrategy:
                 group["lr"] = learning_rate
             self.optimizer.step()
             self.updates += 1
-        self.discard()
+        self.optimizer.zero_grad(set_to_none=True)
         return norm
 
     def _norm(self, gradients: list[Tensor]) -> float:
@@ -58,9 +58,6 @@ class SingleStrategy:
 
     def sum(self, tensor: Tensor) -> Tensor:
         return self.collectives.sum(tensor)
-
-    def discard(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
 
     def shards(self) -> dict[str, Shard]:
         out = {}

@@ -68,10 +68,6 @@ class Strategy(Protocol):
         """Element-wise sum over ranks."""
         ...
 
-    def discard(self) -> None:
-        """Drop accumulated gradients without updating."""
-        ...
-
     def shards(self) -> dict[str, Shard]:
         """This rank's ranges of parameters and moments by key; values are not copied."""
         ...

@@ -67,10 +67,6 @@ class ZeroStrategy:
     def sum(self, tensor: Tensor) -> Tensor:
         return self.collectives.sum(tensor)
 
-    def discard(self) -> None:
-        self.partitioned.zero_grad(set_to_none=True)
-        self.partitioned.averaged_gradients = {}
-
     def _span(self, parameter: Any) -> tuple[int, int]:
         """[start, stop) of this rank's partition, without its padding."""
         part = parameter.ds_tensor.numel()

@@ -1,0 +1,67 @@
+"""What training needs from outside, fetched once per machine: the base model and the token shards."""
+
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fathom.config.load import config_dict
+from fathom.config.schema import RunConfig
+from fathom.data.prepared import Prepared, Split, prepare
+from fathom.data.template import Renderer
+from fathom.errors import DataError
+from fathom.model.folder import load_tokenizer
+from fathom.model.hub import resolve_base
+from fathom.train.group import Group
+
+
+class Inputs(NamedTuple):
+    """On this machine's disk.
+
+    Attributes:
+        base: folder of the pretrained model.
+        train: documents to learn from.
+        heldout: documents to measure on, if the recipe names any.
+    """
+
+    base: Path
+    train: Prepared
+    heldout: Prepared | None
+
+
+def fetch_inputs(cfg: RunConfig, group: Group, work: Path) -> Inputs:
+    """Fetch the base model and prepare the data, one worker of each machine first.
+
+    Raises:
+        ModelError: no such base model, or it cannot be read.
+        DataError: the data cannot be read or holds nothing to learn from.
+    """
+
+    def here() -> Inputs:
+        base = resolve_base(cfg.model.base)
+        renderer = Renderer(load_tokenizer(base))
+        train = prepare_here(cfg, "train", renderer, work / "data" / "train")
+        heldout = None
+        if cfg.data.heldout is not None:
+            heldout = prepare_here(cfg, "heldout", renderer, work / "data" / "heldout")
+        return Inputs(base, train, heldout)
+
+    return group.first_here(here)
+
+
+def prepare_here(cfg: RunConfig, split: Split, renderer: Renderer, folder: Path) -> Prepared:
+    """Prepare into the run's own folder, anew if that holds what other data gave."""
+    if folder.exists():
+        try:
+            return prepare(cfg.data, split, renderer, folder)
+        except DataError:
+            shutil.rmtree(folder)
+    return prepare(cfg.data, split, renderer, folder)
+
+
+def describe_inputs(cfg: RunConfig, inputs: Inputs) -> dict[str, Any]:
+    """Digests and counts of the data, for the tracker and the summary."""
+    described: dict[str, Any] = {"base": cfg.model.base, "data": config_dict(cfg)["data"]}
+    for name, prepared in (("train", inputs.train), ("heldout", inputs.heldout)):
+        if prepared is not None:
+            described[name] = {"digest": prepared.digest, "counts": prepared.counts}
+    return described

@@ -1,0 +1,165 @@
+"""The loop over optimizer steps. Everything a step does follows from its number, so a resumed run repeats nothing."""
+
+import math
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fathom.config.schema import RunConfig
+from fathom.data.packing import micro_batch_rows
+from fathom.data.prepared import Prepared
+from fathom.errors import FathomError
+from fathom.model.flops import forward_flops
+from fathom.model.looped import LoopedLM
+from fathom.objectives.stats import summarise
+from fathom.parallel.strategy import Strategy
+from fathom.train.plan import StepPlan, plan_step
+from fathom.train.progress import Progress
+from fathom.train.progressed import Progressed
+from fathom.train.schedule import learning_rate
+
+MOST_REFUSED = 3
+"""Steps in a row whose gradient is not finite before the run gives up."""
+CALIBRATION_STEPS = 20
+"""The last steps whose decisions the calibration plot shows."""
+
+
+class Hooks(NamedTuple):
+    """What the loop calls and does not know about; each on every rank, in step with the others.
+
+    Attributes:
+        record: (step, metrics) after each step; acts on rank 0.
+        commit: makes a checkpoint of the current state.
+        evaluate: measures held-out data; called every ``train.eval_every_steps``.
+        stop: whether this rank was asked to stop.
+    """
+
+    record: Callable[[int, dict[str, float]], None]
+    commit: Callable[[Progressed], None]
+    evaluate: Callable[[int], None]
+    stop: Callable[[], bool]
+
+
+def run_steps(
+    cfg: RunConfig,
+    strategy: Strategy,
+    model: LoopedLM,
+    stat_names: list[str],
+    prepared: Prepared,
+    state: Progressed,
+    hooks: Hooks,
+) -> bool:
+    """Train from ``state.step`` to the recipe's last step, updating ``state``.
+
+    Returns:
+        True when all steps are done, False when asked to stop before; a checkpoint is committed either way.
+
+    Raises:
+        FathomError: the gradient was not finite :data:`MOST_REFUSED` times in a row; the last good state is committed.
+    """
+    total, committed = cfg.train.steps, state.step
+    with Progress(total, state.step, enabled=strategy.rank == 0) as progress:
+        if state.step:
+            progress.note(f"resumed: {state.step} of {total} steps were done")
+        while state.step < total:
+            metrics = one_step(cfg, strategy, model, stat_names, prepared, state)
+            hooks.record(state.step, metrics)
+            progress.step(state.step, metrics)
+            stopping = strategy.collectives.any(hooks.stop())
+            due = state.step % cfg.checkpoint.every_steps == 0
+            if due or stopping or state.step == total or state.refused_in_a_row >= MOST_REFUSED:
+                hooks.commit(state)
+                committed = state.step
+            if state.refused_in_a_row >= MOST_REFUSED:
+                raise not_finite(state.step)
+            if stopping and state.step < total:
+                progress.note(f"stopped as asked; step {committed} is committed and the run can go on from it")
+                return False
+            if cfg.train.eval_every_steps and state.step % cfg.train.eval_every_steps == 0 and state.step < total:
+                hooks.evaluate(state.step)
+    return True
+
+
+def one_step(
+    cfg: RunConfig,
+    strategy: Strategy,
+    model: LoopedLM,
+    stat_names: list[str],
+    prepared: Prepared,
+    state: Progressed,
+) -> dict[str, float]:
+    """One optimizer step: all its micro-batches, one division by the step's supervised tokens, one update."""
+    begin = time.perf_counter()
+    plan = plan_step(cfg, prepared, state.step, strategy.rank, strategy.world)
+    rate = learning_rate(cfg.schedule, cfg.optimizer.learning_rate, state.step, cfg.train.steps)
+    state.step += 1
+    if not plan.supervised:
+        state.empty_steps += 1
+        return {"learning_rate": rate, "steps_empty": float(state.empty_steps)}
+    stats = accumulate(strategy, prepared, plan, len(stat_names))
+    norm = strategy.step(rate, cfg.optimizer.clip_norm)
+    stats = strategy.sum(stats)
+    found = dict(zip(stat_names, stats.tolist(), strict=True))
+    if found["supervised"] != plan.supervised:
+        raise RuntimeError(f"the step was to hold {plan.supervised} targets, its forwards saw {found['supervised']}")
+    finite = math.isfinite(norm)
+    state.updates = strategy.updates
+    state.refused_in_a_row = 0 if finite else state.refused_in_a_row + 1
+    state.refused_steps += not finite
+    seconds = time.perf_counter() - begin
+    count(state, plan, stats, seconds)
+    metrics = summarise(stat_names, stats) | {
+        "learning_rate": rate,
+        "steps_refused": float(state.refused_steps),
+        "steps_empty": float(state.empty_steps),
+        "tokens_per_second": plan.tokens / seconds,
+        "step_seconds": seconds,
+        "micro_batches": float(len(plan.micro_batches)),
+        "epoch": state.step * cfg.train.examples_per_step / len(prepared),
+        "flops_per_token": flops_per_token(model, found),
+        "tokens_seen": float(state.tokens),
+    }
+    # A tracking server has no place for NaN or infinity; the count of refused steps tells of them.
+    metrics = {name: value for name, value in (metrics | {"grad_norm": norm}).items() if math.isfinite(value)}
+    state.remember(state.step, metrics)
+    return metrics
+
+
+def accumulate(strategy: Strategy, prepared: Prepared, plan: StepPlan, width: int) -> Tensor:
+    """Forward and backward of all micro-batches; this rank's summed statistics."""
+    stats = torch.zeros(width, dtype=torch.float64, device=strategy.device)
+    for number, examples in enumerate(plan.micro_batches):
+        rows = micro_batch_rows(prepared, examples).to(strategy.device)
+        loss, seen = strategy.root(*rows)
+        strategy.backward(loss / plan.supervised, last=number == len(plan.micro_batches) - 1)
+        stats += seen
+    return stats
+
+
+def count(state: Progressed, plan: StepPlan, stats: Tensor, seconds: float) -> None:
+    """Add a step to the counters; old calibration sums fade so that about the last steps remain."""
+    state.tokens += plan.tokens
+    state.supervised_tokens += plan.supervised
+    state.seconds += seconds
+    values = torch.nan_to_num(stats).tolist()
+    kept = state.calibration or [0.0] * len(values)
+    fade = 1.0 - 1.0 / CALIBRATION_STEPS
+    state.calibration = [old * fade + new for old, new in zip(kept, values, strict=True)]
+
+
+def flops_per_token(model: LoopedLM, found: dict[str, float]) -> float:
+    """Forward FLOPs per token of the step, by the depths that its rows really ran."""
+    depths = range(1, model.method.max_depth + 1)
+    rows, pairs = ([found[f"{what}/{m}"] for m in depths] for what in ("rows", "pairs"))
+    return forward_flops(model.config, model.method, rows, pairs) / max(found["rows"], 1.0)
+
+
+def not_finite(step: int) -> FathomError:
+    """The message of a run that diverged."""
+    return FathomError(
+        f"the gradient was not finite in {MOST_REFUSED} steps in a row, the last of them step {step}",
+        "lower optimizer.learning_rate, or train.precision=fp32; no such step was applied, the state before is committed",
+    )

@@ -1,0 +1,120 @@
+"""One worker's training, from inputs to the trained weights: convert, shard, resume, loop, gather."""
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fathom.checkpoint.store import CheckpointStore
+from fathom.config.schema import RunConfig
+from fathom.model.folder import load_model
+from fathom.objectives.root import TrainingRoot
+from fathom.parallel.strategy import Strategy, create_strategy
+from fathom.storage import files
+from fathom.train.group import Group
+from fathom.train.inputs import Inputs
+from fathom.train.loop import Hooks, run_steps
+from fathom.train.place import CHECKPOINTS, Place, stop_requests
+from fathom.train.progressed import Progressed
+from fathom.train.state import find_checkpoint, refuse_changes, refuse_other_data, restore_state, save_state
+
+
+class Outcome(NamedTuple):
+    """What training gives.
+
+    Attributes:
+        weights: the model's parameters by name, whole, on the CPU; None on ranks other than 0.
+        state: counters and curves.
+        finished: False when the run was asked to stop before its last step.
+        started_at: steps that an earlier attempt had done.
+        stat_names: names of ``state.calibration``.
+    """
+
+    weights: dict[str, Tensor] | None
+    state: Progressed
+    finished: bool
+    started_at: int
+    stat_names: list[str]
+
+
+Evaluate = Callable[[int, dict[str, Tensor]], None]
+"""(step, whole weights): called on rank 0 every ``train.eval_every_steps``."""
+
+
+def use_threads(cfg: RunConfig, group: Group) -> None:
+    """Give each worker its share of its machine's cores."""
+    share = max((os.cpu_count() or 1) // group.local_world, 1)
+    torch.set_num_threads(cfg.parallel.threads_per_worker or share)
+
+
+def train_worker(
+    cfg: RunConfig,
+    inputs: Inputs,
+    place: Place,
+    group: Group,
+    record: Callable[[int, dict[str, float]], None],
+    evaluate: Evaluate,
+) -> Outcome:
+    """Train on this worker, together with all others.
+
+    Args:
+        cfg: the recipe.
+        inputs: from :func:`fathom.train.inputs.fetch_inputs`.
+        place: where checkpoints go and come from.
+        group: the workers.
+        record: (step, metrics), called on rank 0.
+        evaluate: called on rank 0.
+
+    Raises:
+        ResumeRefused: there is a checkpoint of another configuration or other data.
+        FathomError: storage refused, or the gradient was not finite too often.
+    """
+    use_threads(cfg, group)
+    store = CheckpointStore(files.join(place.uri, CHECKPOINTS))
+    found = find_checkpoint(group, store, place.work)
+    if found is not None:
+        refuse_changes(cfg, found.meta, place.allow_change)
+        refuse_other_data(cfg, found.meta, inputs.train.digest, place.allow_change)
+    if group.rank == 0:
+        store.sweep()
+    strategy, root = build(cfg, inputs, group)
+    state = Progressed() if found is None else restore_state(strategy, found.folder, found.meta)
+    started_at = state.step
+
+    def commit(state: Progressed) -> None:
+        save_state(cfg, strategy, group, store, state, inputs.train.digest, place.work)
+
+    def measure(step: int) -> None:
+        weights = model_weights(strategy)
+        if weights is not None:
+            evaluate(step, weights)
+        group.barrier()
+
+    with stop_requests(place, group.rank) as stop:
+        hooks = Hooks(record if group.rank == 0 else lambda step, metrics: None, commit, measure, stop)
+        finished = run_steps(cfg, strategy, root.model, root.stat_names, inputs.train, state, hooks)
+    return Outcome(model_weights(strategy), state, finished, started_at, root.stat_names)
+
+
+def build(cfg: RunConfig, inputs: Inputs, group: Group) -> tuple[Strategy, TrainingRoot]:
+    """The converted model, alike on all workers, wrapped for training."""
+    root = TrainingRoot(
+        load_model(inputs.base, cfg.method, seed=cfg.seed),
+        cfg.objective,
+        group.collectives,
+        cfg.train.precision,
+        cfg.train.head_chunk_rows,
+        cfg.train.activation_checkpointing,
+    )
+    root.train()
+    units = list(root.model.backbone.layers)
+    strategy = create_strategy(cfg.parallel.strategy, root, cfg.optimizer, units, group.collectives, group.device)
+    return strategy, root
+
+
+def model_weights(strategy: Strategy) -> dict[str, Tensor] | None:
+    """Whole parameters by the model's own names, on rank 0."""
+    state = strategy.full_model_state()
+    return state and {name.removeprefix("model."): value for name, value in state.items()}

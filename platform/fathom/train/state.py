@@ -1,0 +1,128 @@
+"""Training state to checkpoints and back: every worker writes what it holds, any number of workers read it."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fathom.checkpoint.shards import FlatShard, ShardReader, write_shards
+from fathom.checkpoint.store import CheckpointStore
+from fathom.config.load import changed_keys, config_dict, config_digest
+from fathom.config.schema import RunConfig
+from fathom.errors import CheckpointError, ResumeRefused
+from fathom.parallel.strategy import Strategy
+from fathom.train.group import Group
+from fathom.train.progressed import Progressed
+
+
+class Found(NamedTuple):
+    """A checkpoint on this machine's disk, verified.
+
+    Attributes:
+        step: steps done.
+        meta: what :func:`save_state` said about it.
+        folder: its files.
+    """
+
+    step: int
+    meta: dict[str, Any]
+    folder: Path
+
+
+def save_state(
+    cfg: RunConfig,
+    strategy: Strategy,
+    group: Group,
+    store: CheckpointStore,
+    state: Progressed,
+    data_digest: str,
+    work: Path,
+) -> None:
+    """Commit a checkpoint: all workers upload, then rank 0 writes the manifest and drops old checkpoints."""
+    folder = work / "staging" / f"step-{state.step}-rank-{group.rank}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    shards = {key: FlatShard(*shard) for key, shard in strategy.shards().items()}
+    write_shards(folder, group.rank, group.world, shards)
+    uploaded = group.gather_json(store.upload_rank(state.step, folder))
+    if group.rank == 0:
+        files = {name: info for each in uploaded for name, info in each.items()}
+        meta = {
+            "step": state.step,
+            "config": config_dict(cfg),
+            "config_digest": config_digest(cfg),
+            "data_digest": data_digest,
+            "progressed": state.as_json(),
+        }
+        store.commit(state.step, files, meta)
+        store.prune(cfg.checkpoint.keep)
+    group.barrier()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def find_checkpoint(group: Group, store: CheckpointStore, work: Path) -> Found | None:
+    """The newest checkpoint whose bytes are right, fetched to this machine; None where a run begins.
+
+    Raises:
+        CheckpointError: machines see different checkpoints.
+    """
+    folder = work / "restored"
+    note = folder.with_suffix(".json")
+    if group.local_rank == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+        committed = store.newest_readable(folder)
+        note.write_text(json.dumps(None if committed is None else [committed.step, committed.meta]))
+    group.barrier()
+    found = json.loads(note.read_text())
+    steps = group.gather_json(found and found[0])
+    if len(set(steps)) > 1:
+        raise CheckpointError(
+            f"workers found different checkpoints: steps {steps}", "give all machines the same storage"
+        )
+    return found and Found(found[0], found[1], folder)
+
+
+def refuse_changes(cfg: RunConfig, meta: dict[str, Any], allow_change: list[str]) -> None:
+    """Raise ResumeRefused if a checkpoint was written by another configuration.
+
+    Args:
+        meta: of the checkpoint.
+        allow_change: dotted keys that may differ; a section allows all its keys.
+    """
+    keys = changed_keys(meta["config"], config_dict(cfg))
+    changed = [key for key in keys if not allowed(key, allow_change)]
+    if changed:
+        raise ResumeRefused(
+            f"run {cfg.name!r} has a checkpoint at step {meta['step']} from another configuration: "
+            f"{', '.join(changed)} changed",
+            f"start over with --fresh, choose another name, or go on with {options(changed)}",
+        )
+
+
+def refuse_other_data(cfg: RunConfig, meta: dict[str, Any], data_digest: str, allow_change: list[str]) -> None:
+    """Raise ResumeRefused if a checkpoint was trained on other tokens, unless ``data`` may differ."""
+    if meta["data_digest"] != data_digest and not allowed("data.train", allow_change):
+        raise ResumeRefused(
+            f"run {cfg.name!r} has a checkpoint at step {meta['step']} that was trained on other data: "
+            f"{cfg.data.train} gives different tokens now",
+            "restore the data, start over with --fresh, or go on with --allow-change data",
+        )
+
+
+def allowed(key: str, allow_change: list[str]) -> bool:
+    """Whether a dotted key or one of its sections is in the list."""
+    return any(key == each or key.startswith(f"{each}.") for each in allow_change)
+
+
+def options(keys: list[str]) -> str:
+    """The command-line options that allow these keys to differ."""
+    return " ".join(f"--allow-change {key}" for key in keys)
+
+
+def restore_state(strategy: Strategy, folder: Path, meta: dict[str, Any]) -> Progressed:
+    """Load parameters and moments from a fetched checkpoint; the run's own counters."""
+    state = Progressed.from_json(meta["progressed"])
+    state.refused_in_a_row = 0
+    reader = ShardReader(folder)
+    strategy.load_shards(reader.read, state.updates)
+    return state
