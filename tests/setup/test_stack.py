@@ -121,6 +121,17 @@ def test_a_service_that_dies_while_starting_is_reported_and_nothing_stays(tmp_pa
     assert not any(service.alive() for service in services)
 
 
+def test_ray_that_gave_itself_up_is_started_once_more(tmp_path, monkeypatch):
+    sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+    gave_up = [sys.executable, "-c", "raise SystemExit('The current node timed out during startup.')"]
+    tries = []
+    monkeypatch.setattr(stack, "ray_command", lambda *_: tries.append(1) or gave_up)
+    monkeypatch.setattr(stack, "mlflow_command", lambda *_: sleeper)
+    with pytest.raises(ServiceError, match="timed out during startup"):
+        stack.start_stack(stack.Ports(0, 0, 0), tmp_path)
+    assert len(tries) == 2
+
+
 def test_stopping_finds_orphans_and_spares_others(tmp_path):
     nested = "import subprocess, sys; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)"
     parent = spawn("orphan", [sys.executable, "-c", nested], {}, "mark-one", tmp_path / "log")

@@ -125,12 +125,7 @@ def start_stack(
         if running:
             return running
         stop_recorded(folder)
-        record = launch(ports, folder, cpus or max(4, os.cpu_count() or 1))
-        try:
-            wait_ready(record, folder, progress)
-        except BaseException:
-            stop_recorded(folder)
-            raise
+        record = launch_and_wait(ports, folder, cpus or max(4, os.cpu_count() or 1), progress)
         write_record(folder, Record(record.mark, record.scratch, True, record.services, record.state))
         return dict(record.state)
 
@@ -146,6 +141,21 @@ def stop_stack(folder: Path | None = None) -> list[str]:
         return []
     with locked(folder):
         return stop_recorded(folder)
+
+
+def launch_and_wait(ports: Ports, folder: Path, cpus: int, progress: Callable[[str], None]) -> Record:
+    """Start both services and wait; once more if Ray gave itself up, which it does on a busy machine after 30 s."""
+    for last in (False, True):
+        record = launch(ports, folder, cpus)
+        try:
+            wait_ready(record, folder, progress)
+            return record
+        except BaseException as error:
+            stop_recorded(folder)
+            if last or not (isinstance(error, ServiceError) and "timed out during startup" in error.message):
+                raise
+            progress("ray took too long to start; trying once more")
+    raise AssertionError("unreachable")
 
 
 def launch(ports: Ports, folder: Path, cpus: int) -> Record:
