@@ -113,7 +113,8 @@ class Tracker:
                 log.warning(
                     "MLflow has not received everything; send the rest with: fathom tracking sync %s", self.spool.folder
                 )
-        self._hold.close()
+        if self._thread is None or not self._thread.is_alive():  # else it is in the middle of a request
+            self._hold.close()
         return arrived
 
     @property
