@@ -5,6 +5,7 @@ import contextlib
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -15,7 +16,7 @@ from fathom_serve.deploy.apply import apply, require_port, serve_config
 from fathom_serve.deploy.arguments import parse
 from serving.folders import tah2_folder
 
-ASK = [{"role": "user", "content": "hi"}]
+ASK: Any = [{"role": "user", "content": "hi"}]
 
 
 def free_port() -> int:
@@ -69,6 +70,7 @@ def test_the_official_client_talks_to_ray_serve(endpoint) -> None:
     answer = client.chat.completions.create(
         model="tiny", messages=ASK, max_tokens=12, temperature=0, extra_body={"depth": {"tau_exit": 0.0}}
     )
+    assert answer.usage is not None and answer.usage.model_extra is not None
     assert answer.usage.model_extra["depth"]["histogram"] == {"1": 0, "2": 12}
     together, alone = asyncio.run(in_flight(openai.AsyncOpenAI(base_url=endpoint, api_key="none", timeout=60)))
     assert together == alone

@@ -69,8 +69,9 @@ def pick_model(client: "OpenAI", endpoint: str, wanted: str | None) -> dict[str,
 
 def greet(console: "Console", card: dict[str, Any]) -> None:
     """Who is there, what the tints mean, and the commands."""
-    from fathom_serve.text.tint import legend
     from rich.markup import escape
+
+    from fathom_serve.text.tint import legend
 
     depths = (card.get("depth") or {}).get("max_depth", 1)
     console.print(f"[bold]{escape(card['id'])}[/]   {legend(depths)}")

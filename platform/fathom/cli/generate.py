@@ -32,13 +32,12 @@ def generate(
     """Answer one prompt. On a terminal the answer is tinted by depth."""
     import asyncio
 
+    from fathom.orchestrate.stack import stack_state
     from fathom_serve.api.backend import Generation
     from fathom_serve.deploy.service import EngineService
     from fathom_serve.deploy.source import inspect, local_folder, resolve
     from fathom_serve.engine.limits import EngineLimits
     from fathom_serve.engine.request import Depth
-
-    from fathom.orchestrate.stack import stack_state
 
     source = resolve(model, tracking_uri or stack_state().get("mlflow_uri"))
     inspect(source)
@@ -62,11 +61,11 @@ async def answer(service: "EngineService", generation: "Generation", live: bool)
     Raises:
         ConfigError: the engine refuses the request.
     """
-    from fathom_serve.engine.request import Failed, Finished, Progress
-    from fathom_serve.text.tint import tint
     from rich.console import Console
 
     from fathom.errors import ConfigError
+    from fathom_serve.engine.request import Failed, Finished, Progress
+    from fathom_serve.text.tint import tint
 
     console = Console(highlight=False, soft_wrap=True)
     tokens: list[Token] = []
@@ -88,8 +87,9 @@ async def answer(service: "EngineService", generation: "Generation", live: bool)
 
 def print_summary(finished: "Finished") -> None:
     """Legend and mean depth, on a terminal only."""
-    from fathom_serve.text.tint import legend
     from rich.console import Console
+
+    from fathom_serve.text.tint import legend
 
     if sys.stderr.isatty():
         usage = finished.usage

@@ -28,7 +28,8 @@ class EngineLoop:
     """Ticks an engine as long as there is work.
 
     Only the loop's thread touches the engine; others leave messages. A fault in a tick is a defect: every request
-    gets it as a :class:`Failed`, the loop ends, and ``fault`` says why, so that a health check can have the replica replaced.
+    gets it as a :class:`Failed`, the loop ends, and ``fault`` says why, so that a health check can have the
+    replica replaced.
 
     Args:
         engine: the engine; nobody else may use it from now on.
