@@ -167,18 +167,19 @@ def connect() -> None:
     if not address and stack:
         use_stack(stack)
         address = stack["ray_address"]
-    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": True}
-    if not address:
+    options: dict[str, Any]
+    if address:
+        options = {"address": address}
+        remedy = "check the address, and RAY_AUTH_TOKEN_PATH for its token; or unset RAY_ADDRESS and `fathom up`"
+    else:
         say("no Ray cluster is up: starting one for this run (`fathom up` keeps one)")
-        ray.init(include_dashboard=False, num_cpus=max(os.cpu_count() or 1, 2), **quiet)
-        return
+        options = {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, 2)}
+        remedy = "is the machine short of memory or processor time? try again, or `fathom up` first"
     try:
-        ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ServiceError(
-            f"Ray at {address} does not let us in: {first_line(error)}",
-            "check the address, and RAY_AUTH_TOKEN_PATH for its token; or unset RAY_ADDRESS and `fathom up`",
-        ) from error
+        ray.init(**options, logging_level="ERROR", log_to_driver=True)
+    except Exception as error:  # Ray raises bare exceptions, too, when a node does not start in time
+        where = f"Ray at {address}" if address else "a local Ray"
+        raise ServiceError(f"{where} cannot be used: {first_line(error)}", remedy) from error
 
 
 def worker_errors(fault: BaseException) -> list[BaseException]:

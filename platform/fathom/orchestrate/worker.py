@@ -15,6 +15,7 @@ from fathom.data.prepared import Prepared
 from fathom.evals.heldout import HeldoutReport
 from fathom.evals.plots import plot_calibration, plot_depths, plot_loss
 from fathom.model.folder import save_model
+from fathom.model.looped import LoopedLM
 from fathom.objectives.stats import CALIBRATION_BINS, calibration
 from fathom.orchestrate.measure import measure, measure_before, report_from_json, with_weights
 from fathom.orchestrate.run import RESULT, RunResult
@@ -100,10 +101,9 @@ class First:
     def evaluate(self, step: int, weights: dict[str, Tensor]) -> None:
         """Held-out measurement in the middle of training."""
         if self.inputs.heldout is not None:
-            self._measure(step, weights, self.inputs.heldout)
+            self._measure(step, with_weights(self.cfg, self.inputs.base, weights), self.inputs.heldout)
 
-    def _measure(self, step: int, weights: dict[str, Tensor], heldout: Prepared) -> HeldoutReport:
-        model = with_weights(self.cfg, self.inputs.base, weights)
+    def _measure(self, step: int, model: LoopedLM, heldout: Prepared) -> HeldoutReport:
         report = measure(self.cfg, model, heldout, self.device)
         say(f"held out, step {step}: nll {report.nll:.4f}, mean depth {report.mean_depth:.2f}")
         self.tracker.metrics(step, report.metrics())
@@ -114,9 +114,10 @@ class First:
         published: tuple[str, Manifest] | None = None
         version: str | None = None
         if outcome.finished and outcome.weights is not None:
+            model = with_weights(self.cfg, self.inputs.base, outcome.weights)
             if self.inputs.heldout is not None:
-                self.heldout["trained"] = self._measure(outcome.state.step, outcome.weights, self.inputs.heldout)
-            published = self._publish(outcome, outcome.weights)
+                self.heldout["trained"] = self._measure(outcome.state.step, model, self.inputs.heldout)
+            published = self._publish(outcome, model)
         plots = self._plot(outcome)
         name = self.cfg.tracking.register_as
         if published is not None and name is not None:
@@ -125,11 +126,11 @@ class First:
         files.write_bytes(files.join(self.place.uri, RESULT), json.dumps(result.as_json(), indent=1).encode())
         self.tracker.finish("FINISHED" if outcome.finished else "KILLED")
 
-    def _publish(self, outcome: Outcome, weights: dict[str, Tensor]) -> tuple[str, Manifest]:
+    def _publish(self, outcome: Outcome, model: LoopedLM) -> tuple[str, Manifest]:
         """Write the model folder and commit it to storage under a name of its own."""
         folder = self.place.work / "export"
         shutil.rmtree(folder, ignore_errors=True)
-        save_model(with_weights(self.cfg, self.inputs.base, {}), folder, self.inputs.base, weights)
+        save_model(model, folder, self.inputs.base)
         uri = files.absolute(
             files.join(self.cfg.storage, "models", self.cfg.name, time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
         )
