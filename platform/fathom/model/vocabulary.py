@@ -128,21 +128,24 @@ class _ReadOut(torch.autograd.Function):
         grad_log_prob, grad_log_sum_exp, grad_top = grads
         hidden, weight, targets, log_sum_exp, chosen, top = ctx.saved_tensors
         kept, dtype = chosen.shape[1], ctx.dtype
-        grad_hidden = torch.empty_like(hidden)
+        grad_hidden = torch.zeros_like(hidden)
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         pull = grad_top[:, :kept] * top[:, :kept]
         # Everything that multiplies -p: from log q[y], from the log-sum-exp (with the other sign) and from the top-k.
         mass = grad_log_sum_exp - grad_log_prob - pull.sum(-1)
-        for part in _chunks(hidden.shape[0], ctx.chunk_rows):
-            grad = (_logits(hidden[part], weight, dtype) - log_sum_exp[part, None]).exp_()
-            grad.mul_(mass[part, None])
-            grad.scatter_add_(1, targets[part, None], grad_log_prob[part, None])
+        # Prompt rows teach nothing: their logits need not be made again.
+        taught = ((mass != 0) | (grad_log_prob != 0) | (pull != 0).any(-1)).nonzero()[:, 0]
+        for rows in taught.split(ctx.chunk_rows):
+            states = hidden[rows].to(dtype)
+            grad = (_logits(states, weight, dtype) - log_sum_exp[rows, None]).exp_()
+            grad.mul_(mass[rows, None])
+            grad.scatter_add_(1, targets[rows, None], grad_log_prob[rows, None])
             if kept:
-                grad.scatter_add_(1, chosen[part], pull[part])
+                grad.scatter_add_(1, chosen[rows], pull[rows])
             grad = grad.to(dtype)
-            grad_hidden[part] = (grad @ weight.to(dtype)).to(hidden.dtype)
+            grad_hidden[rows] = (grad @ weight.to(dtype)).to(hidden.dtype)
             if grad_weight is not None:
-                grad_weight += grad.T @ hidden[part].to(dtype)
+                grad_weight += grad.T @ states
         return grad_hidden, grad_weight, None, None, None, None
 
 
