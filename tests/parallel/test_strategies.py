@@ -1,4 +1,4 @@
-"""All strategies are one strategy: the same parameters, norms and states as one process, and any loads any other's state."""
+"""All strategies are one: parameters, norms and states as of one process, and any loads any other's state."""
 
 import json
 import os

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from fathom.checkpoint.store import CheckpointStore
 from fathom.errors import ConfigError, FathomError, ServiceError, StorageError
 from fathom.orchestrate.jobs import Jobs, for_cluster

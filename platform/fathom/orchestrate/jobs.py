@@ -54,8 +54,8 @@ class Jobs:
     """The jobs of one cluster.
 
     Args:
-        address: of the cluster's dashboard, ``http://host:8265``; None takes ``$RAY_API_SERVER_ADDRESS``, else the local
-            stack's.
+        address: of the cluster's dashboard, ``http://host:8265``; None takes
+            ``$RAY_API_SERVER_ADDRESS``, else the local stack's.
 
     Raises:
         ConfigError: no address is given and no stack is up.

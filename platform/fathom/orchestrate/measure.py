@@ -55,7 +55,7 @@ def all_cores() -> Iterator[None]:
 
 def report_from_json(fields: dict[str, Any]) -> HeldoutReport:
     """What ``HeldoutReport.as_json`` gave, after a trip through JSON: its keys are depths again."""
-    read = {
+    read: dict[str, Any] = {
         name: {int(depth): tuple(part) if isinstance(part, list) else part for depth, part in value.items()}
         if isinstance(value, dict)
         else value

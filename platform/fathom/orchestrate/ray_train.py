@@ -4,6 +4,7 @@ Checkpoints are our own, so a failed attempt goes on from the last committed one
 """
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -176,7 +177,7 @@ def connect() -> None:
         options = {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, 2)}
         remedy = "is the machine short of memory or processor time? try again, or `fathom up` first"
     try:
-        ray.init(**options, logging_level="ERROR", log_to_driver=True)
+        ray.init(**options, logging_level=logging.ERROR, log_to_driver=True)
     except Exception as error:  # Ray raises bare exceptions, too, when a node does not start in time
         where = f"Ray at {address}" if address else "a local Ray"
         raise ServiceError(f"{where} cannot be used: {first_line(error)}", remedy) from error
@@ -215,7 +216,7 @@ def stop_on_signal(place: Place) -> Iterator[None]:
         files.write_bytes(files.join(place.uri, STOP), b"")
         say("asked the workers to finish their step and commit; once more to end at once")
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before: dict[int, Any] = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

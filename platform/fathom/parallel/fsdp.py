@@ -1,6 +1,7 @@
 """FSDP2: every parameter split along its first dimension, gathered layer by layer."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,8 @@ class FsdpStrategy(SingleStrategy):
     def local(self, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, DTensor):
             raise TypeError("FSDP2 left a tensor unsharded")
-        return tensor.detach().to_local().view(-1)
+        detached: Any = tensor.detach()
+        return detached.to_local().view(-1)
 
     def start(self, parameter: nn.Parameter) -> int:
         """Rank r holds rows r * ceil(n / world) on, none at all when those run out."""

@@ -161,5 +161,5 @@ def not_finite(step: int) -> FathomError:
     """The message of a run that diverged."""
     return FathomError(
         f"the gradient was not finite in {MOST_REFUSED} steps in a row, the last of them step {step}",
-        "lower optimizer.learning_rate, or train.precision=fp32; no such step was applied, the state before is committed",
+        "lower optimizer.learning_rate, or train.precision=fp32; the state before them is committed",
     )

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fathom.errors import StorageError
 from fathom.storage import files
@@ -35,7 +35,7 @@ def stop_requests(place: Place, rank: int) -> Iterator[Callable[[], bool]]:
     The first signal lets the step finish and commits a checkpoint; the second one ends the process at once.
     """
     asked = threading.Event()
-    before = {}
+    before: dict[int, Any] = {}
 
     def ask(number: int, _: object) -> None:
         asked.set()
