@@ -1,5 +1,6 @@
 """FSDP2: every parameter split along its first dimension, gathered layer by layer."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ class FsdpStrategy(SingleStrategy):
         collectives: Collectives,
         device: torch.device,
     ) -> None:
+        # Keys and values leave a layer as views; nothing writes into them.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         mesh = init_device_mesh(device.type, (collectives.world,))
         for unit in units:
             fully_shard(unit, mesh=mesh, reshard_after_forward=False)
