@@ -18,23 +18,24 @@ from fathom.train.place import CHECKPOINTS
 from support.runs import tiny_recipe
 
 
-def train_processes() -> list[int]:
-    """Process ids of Ray Train workers of this user on this machine."""
+def train_processes(token_path: str) -> list[int]:
+    """Process ids of the Ray Train workers of the cluster that this token opens, and of no other."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if b"RayTrainWorker" in (folder / "cmdline").read_bytes():
+            ours = token_path.encode() in (folder / "environ").read_bytes()
+            if ours and b"RayTrainWorker" in (folder / "cmdline").read_bytes():
                 found.append(int(folder.name))
         except OSError:
             continue
     return found
 
 
-def kill_one_after(store: CheckpointStore, step: int, killed: list[int]) -> None:
+def kill_one_after(store: CheckpointStore, step: int, token_path: str, killed: list[int]) -> None:
     """SIGKILL a worker as soon as a checkpoint is committed."""
     while (latest := store.latest()) is None or latest.step < step:
         time.sleep(0.1)
-    killed += train_processes()[:1]
+    killed += train_processes(token_path)[:1]
     for process in killed:
         os.kill(process, signal.SIGKILL)
 
@@ -54,7 +55,7 @@ def test_a_worker_is_killed_and_the_run_ends_as_if_it_had_not_been(
     )
     killed: list[int] = []
     store = CheckpointStore(str(tmp_path / "store" / "runs" / cfg.name / CHECKPOINTS))
-    killer = threading.Thread(target=kill_one_after, args=(store, 3, killed), daemon=True)
+    killer = threading.Thread(target=kill_one_after, args=(store, 3, ray_cluster["token_path"], killed), daemon=True)
     killer.start()
     result = run_recipe(cfg, folder=tmp_path / "home")
     assert len(killed) == 1
