@@ -4,6 +4,7 @@ Post-trains SmolLM2-135M into a model that may think twice about a token, on gen
 and asks it three questions. `KEEP=1` leaves Ray, MLflow and the endpoint running; `PICTURE=file.svg` draws the answers.
 """
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -13,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import ray
+from openai import AsyncOpenAI
 from rich.console import Console
 from rich.table import Table
 
@@ -67,10 +70,14 @@ def main() -> None:
         if not result.finished:
             sys.exit("stopped")
         show_scores(result)
+        if result.registered_as is None:
+            raise ServiceError(
+                "the model was not registered: MLflow did not answer", "look at .fathom/stack/mlflow.log"
+            )
         step(4, f"deploy models:/{result.registered_as}@champion to Ray Serve")
-        endpoint = deploy(f"{result.registered_as}", state)
+        endpoint = deploy(result.registered_as, state)
         step(5, f"ask {QUESTIONS} held-out questions through the OpenAI client")
-        show_answers(ask(endpoint), config)
+        show_answers(asyncio.run(ask(endpoint)), config)
         show_where_to_look(state, endpoint, result)
     if not KEEP:
         say("stopped everything; KEEP=1 make demo leaves it running")
@@ -87,6 +94,7 @@ def local_stack() -> Iterator[dict[str, str]]:
         os.environ["RAY_ADDRESS"] = state["ray_address"]
         yield state
     finally:
+        ray.shutdown()  # leave the cluster before it goes, or Ray ends this process
         if not KEEP:
             stop_stack()
 
@@ -101,29 +109,26 @@ def deploy(name: str, state: dict[str, str]) -> Endpoint:
     return Endpoint(apply(serve_config(args, port), progress=say), name)
 
 
-def ask(endpoint: Endpoint) -> list[Answer]:
+async def ask(endpoint: Endpoint) -> list[Answer]:
     """Ask problems that were never trained on, all at once: their tokens share forwards, whatever their depths."""
-    from concurrent.futures import ThreadPoolExecutor
+    problems = [word_problem(index, "heldout") for index in range(QUESTIONS)]
+    async with AsyncOpenAI(base_url=endpoint.url, api_key="none", max_retries=0, timeout=300) as client:
+        return await asyncio.gather(*(ask_one(client, endpoint.model, problem) for problem in problems))
 
-    from openai import OpenAI
 
-    client = OpenAI(base_url=endpoint.url, api_key="none")
-
-    def one(problem: WordProblem) -> Answer:
-        reply = client.chat.completions.create(
-            model=endpoint.model,
-            messages=[{"role": "user", "content": problem["question"]}],
-            temperature=0,
-            max_tokens=96,
-            extra_body={"depth": {"return": "tokens"}},
-        )
-        extra = reply.choices[0].model_extra or {}
-        pieces = [(piece["text"], piece["depth"]) for piece in extra["depth"]["tokens"]]
-        mean = sum(depth for _, depth in pieces) / max(len(pieces), 1)
-        return Answer(problem, reply.choices[0].message.content or "", pieces, mean)
-
-    with ThreadPoolExecutor(QUESTIONS) as pool:
-        return list(pool.map(one, (word_problem(index, "heldout") for index in range(QUESTIONS))))
+async def ask_one(client: AsyncOpenAI, model: str, problem: WordProblem) -> Answer:
+    """Ask one problem; `depth` is Fathom's own part of the request and of the answer."""
+    reply = await client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": problem["question"]}],
+        temperature=0,
+        max_tokens=96,
+        extra_body={"depth": {"return": "tokens"}},
+    )
+    choice = reply.choices[0]
+    pieces = [(piece["text"], piece["depth"]) for piece in (choice.model_extra or {})["depth"]["tokens"]]
+    mean_depth = sum(depth for _, depth in pieces) / max(len(pieces), 1)
+    return Answer(problem, choice.message.content or "", pieces, mean_depth)
 
 
 def show_scores(result: RunResult) -> None:

@@ -1,5 +1,6 @@
 """The demo's own parts: it cleans up on every way out, asks a real server, and shows what it was told."""
 
+import asyncio
 import importlib.util
 import threading
 import time
@@ -109,7 +110,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_answers_come_in_pieces_with_depths(demo: ModuleType, server: str) -> None:
-    answers = demo.ask(demo.Endpoint(url=f"{server}/v1", model="tiny"))
+    answers = asyncio.run(demo.ask(demo.Endpoint(url=f"{server}/v1", model="tiny")))
     assert [answer.problem for answer in answers] == [demo.word_problem(n, "heldout") for n in range(3)]
     for answer in answers:
         assert "".join(text for text, _ in answer.pieces) == answer.text
