@@ -130,7 +130,9 @@ class RunConfig(Section):
     def check(self) -> "RunConfig":
         """Rules that span fields."""
         if self.parallel.strategy == "single" and self.parallel.workers != 1:
-            raise ValueError("parallel.strategy 'single' runs on one worker: set parallel.workers to 1, or choose fsdp or zero")
+            raise ValueError(
+                "parallel.strategy 'single' runs on one worker: set parallel.workers to 1, or choose fsdp or zero"
+            )
         if self.method.preset == "standard" and self.method.max_depth != 1:
             raise ValueError("method.preset 'standard' has one depth: set method.max_depth to 1")
         if self.method.preset != "standard" and self.method.max_depth < 2:
