@@ -177,7 +177,7 @@ def test_gradients_that_stay_not_finite_end_the_run_with_the_last_good_state_com
         backward(self, loss * (math.nan if sum(calls) >= 2 else 1.0), last)
 
     monkeypatch.setattr(SingleStrategy, "backward", poisoned)
-    with pytest.raises(FathomError, match="not finite in 3 steps in a row, the last of them step 5"):
+    with pytest.raises(FathomError, match="not finite in 3 steps in a row, the last of them step 4"):
         run(cfg, place)
     latest = CheckpointStore(files.join(place.uri, CHECKPOINTS)).latest()
     assert latest is not None
