@@ -13,6 +13,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fathom.model.collectives import LOCAL
+from fathom.model.rows import pack_documents
+
 SCRIPT = Path(__file__).with_name("ranks.py")
 CLOSE = 3e-5  # of parameters after three steps of 1e-2; a lost micro-batch or another clipping gives 1e-3 and more
 
@@ -53,7 +56,7 @@ def launch(strategy: str, folder: Path, saved: list[Path]) -> list[dict[str, Any
 def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One process on the rows of both ranks."""
     folder = tmp_path_factory.mktemp("single")
-    strategy = ranks.make_strategy("single", ranks.LOCAL)
+    strategy = ranks.make_strategy("single", LOCAL)
     history = ranks.train(strategy, 0, ranks.BEFORE)
     ranks.save(strategy, folder)
     history += ranks.train(strategy, ranks.BEFORE, ranks.AFTER)
@@ -137,20 +140,20 @@ def test_zero_resumes_from_the_state_of_fsdp(zero: Path, reference: dict[str, An
 
 
 def test_one_process_resumes_from_a_sharded_state(run: Path, reference: dict[str, Any]) -> None:
-    strategy = ranks.make_strategy("single", ranks.LOCAL)
+    strategy = ranks.make_strategy("single", LOCAL)
     ranks.load(strategy, run / "saved", ranks.BEFORE)
     ranks.train(strategy, ranks.BEFORE, ranks.AFTER)
     assert largest_difference(strategy.full_model_state(), reference["final"]) < CLOSE
 
 
 def test_one_process_resumes_from_its_own_state_exactly(reference: dict[str, Any]) -> None:
-    strategy = ranks.make_strategy("single", ranks.LOCAL)
+    strategy = ranks.make_strategy("single", LOCAL)
     ranks.load(strategy, reference["folder"], ranks.BEFORE)
     assert ranks.train(strategy, ranks.BEFORE, ranks.AFTER) == reference["history"][ranks.BEFORE :]
 
 
 def test_the_reference_updates_nothing_when_the_loss_is_not_finite() -> None:
-    found = ranks.poisoned_step(ranks.make_strategy("single", ranks.LOCAL))
+    found = ranks.poisoned_step(ranks.make_strategy("single", LOCAL))
     assert found == {"finite": False, "unchanged": True, "updates": 0}
 
 
@@ -160,8 +163,8 @@ def test_gradients_do_not_depend_on_how_a_step_is_cut_into_micro_batches(split: 
     documents = [each for m in range(3) for each in ranks.documents(7, m, m % 2)][:6]
     gradients = []
     for parts in (1, split):
-        strategy = ranks.make_strategy("single", ranks.LOCAL, preset="tah2-fixed")
-        batches = [ranks.pack_documents(documents[n::parts]) for n in range(parts)]
+        strategy = ranks.make_strategy("single", LOCAL, preset="tah2-fixed")
+        batches = [pack_documents(documents[n::parts]) for n in range(parts)]
         count = sum(int(rows.supervised.sum()) for rows in batches)
         for rows in batches:
             strategy.backward(strategy.root(*rows)[0] / count, last=False)
@@ -179,4 +182,4 @@ def test_unknown_strategies_are_refused() -> None:
     from fathom.parallel.strategy import create_strategy
 
     with pytest.raises(ValueError, match="single, fsdp or zero"):
-        create_strategy("ddp", torch.nn.Linear(1, 1), ranks.OPTIMIZER, [], ranks.LOCAL)
+        create_strategy("ddp", torch.nn.Linear(1, 1), ranks.OPTIMIZER, [], LOCAL)
