@@ -47,7 +47,8 @@ def test_wrong_books_are_loud() -> None:
     pool.give_back([page])
     with pytest.raises(RuntimeError, match="nobody holds"):
         pool.give_back([page])
-    pool.take(), pool.take()
+    pool.take()
+    pool.take()
     with pytest.raises(RuntimeError, match="no page is free"):
         pool.take()
 
