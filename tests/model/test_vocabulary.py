@@ -55,6 +55,27 @@ def test_no_tensor_grows_with_rows_times_vocabulary(rows):
     assert seen.largest == chunk * vocab
 
 
+class Casts(TorchDispatchMode):
+    """Counts copies of a tensor of one size into another dtype."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size, self.count = size, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        self.count += function is torch.ops.aten._to_copy.default and out.numel() == self.size
+        return out
+
+
+def test_the_weight_is_cast_once_a_direction_however_many_chunks():
+    hidden = torch.randn(64, 8, requires_grad=True)
+    weight = torch.randn(300, 8, requires_grad=True)
+    with Casts(weight.numel()) as casts, torch.autocast("cpu", torch.bfloat16):
+        read_out(hidden, weight, torch.zeros(64, dtype=torch.int64), 8, 4).log_prob.sum().backward()
+    assert casts.count == 2
+
+
 def test_top_probabilities_are_of_the_full_softmax():
     logits = torch.randn(3, 20)
     top = top_probabilities(logits, 5)

@@ -111,8 +111,9 @@ class _ReadOut(torch.autograd.Function):
         log_sum_exp = hidden.new_empty(rows, dtype=wide)
         top = hidden.new_zeros(rows, k, dtype=wide)
         chosen = targets.new_empty(rows, kept)
+        cast = weight.to(dtype)
         for part in _chunks(rows, chunk_rows):
-            logits = _logits(hidden[part], weight, dtype)
+            logits = _logits(hidden[part], cast, dtype)
             log_sum_exp[part] = logits.logsumexp(-1)
             log_prob[part] = logits.gather(1, targets[part, None])[:, 0] - log_sum_exp[part]
             if kept:
@@ -130,6 +131,7 @@ class _ReadOut(torch.autograd.Function):
         kept, dtype = chosen.shape[1], ctx.dtype
         grad_hidden = torch.zeros_like(hidden)
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        cast = weight.to(dtype)
         pull = grad_top[:, :kept] * top[:, :kept]
         # Everything that multiplies -p: from log q[y], from the log-sum-exp (with the other sign) and from the top-k.
         mass = grad_log_sum_exp - grad_log_prob - pull.sum(-1)
@@ -137,13 +139,13 @@ class _ReadOut(torch.autograd.Function):
         taught = ((mass != 0) | (grad_log_prob != 0) | (pull != 0).any(-1)).nonzero()[:, 0]
         for rows in taught.split(ctx.chunk_rows):
             states = hidden[rows].to(dtype)
-            grad = (_logits(states, weight, dtype) - log_sum_exp[rows, None]).exp_()
+            grad = (_logits(states, cast, dtype) - log_sum_exp[rows, None]).exp_()
             grad.mul_(mass[rows, None])
             grad.scatter_add_(1, targets[rows, None], grad_log_prob[rows, None])
             if kept:
                 grad.scatter_add_(1, chosen[rows], pull[rows])
             grad = grad.to(dtype)
-            grad_hidden[rows] = (grad @ weight.to(dtype)).to(hidden.dtype)
+            grad_hidden[rows] = (grad @ cast).to(hidden.dtype)
             if grad_weight is not None:
                 grad_weight += grad.T @ states
         return grad_hidden, grad_weight, None, None, None, None
