@@ -164,4 +164,4 @@ def test_no_rows_at_all():
     trace = model(empty)
     assert trace.log_prob.shape == (0,) and len(trace.depths) == 1
     trace.keep_alive.backward()
-    assert all(p.grad is not None for p in model.backbone.parameters())
+    assert all(p.grad is not None for p in model.parameters())

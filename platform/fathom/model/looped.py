@@ -163,10 +163,9 @@ class LoopedLM(nn.Module):
             depth += 1
             trace = self._run_depth(depth, step, rows, streams, head_chunk_rows, checkpointing, routes)
             keep_alive = keep_alive + 0.0 * _touch(trace)
+            depths.append(_without_rows(trace) if step.ghost else trace)
             step = self._next(depth, step, trace, embedding, collectives)
-            depths.append(trace)
         keep_alive = keep_alive + self._touch_added(embedding)
-        depths = [_without_ghosts(trace, streams, number) for number, trace in enumerate(depths)]
         log_prob, executed = self._mixture(rows, depths)
         return Trace(
             log_prob[:kept],
@@ -272,13 +271,6 @@ def _touch(trace: DepthTrace) -> Tensor:
     return total if trace.continue_logit is None else total + trace.continue_logit.sum()
 
 
-def _without_ghosts(trace: DepthTrace, streams: TrainingStreams, number: int) -> DepthTrace:
-    real = streams.streams[number].meta.sequence != GHOST
-    logit = trace.continue_logit
-    return DepthTrace(
-        trace.index[real],
-        trace.hidden[real],
-        trace.log_prob[real],
-        None if logit is None else logit[real],
-        trace.goes_on[real],
-    )
+def _without_rows(trace: DepthTrace) -> DepthTrace:
+    """What a pass leaves whose one row was a ghost."""
+    return DepthTrace(*(None if field is None else field[:0] for field in trace))
