@@ -1,11 +1,13 @@
 """The whole product once, on this machine: what `make demo` runs.
 
 Post-trains SmolLM2-135M into a model that may think twice about a token, on generated word problems, then deploys it
-and asks it three questions. `KEEP=1` leaves Ray, MLflow and the endpoint running; `PICTURE=file.svg` draws the answers.
+and asks it three questions, one of them twice. `KEEP=1` leaves Ray, MLflow and the endpoint running; `PICTURE=file.svg`
+draws the answers.
 """
 
 import asyncio
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -34,10 +36,11 @@ from fathom_serve.text.tint import legend, tint
 RECIPE = Path(__file__).parent / "recipes" / "tah2-demo.yaml"
 STEPS = 5
 QUESTIONS = 3
+DIAL = 0.4  # tau_exit of the repeated question: below the trained 0.5, so more tokens think twice
 KEEP = os.environ.get("KEEP", "") not in ("", "0")
 PICTURE = os.environ.get("PICTURE")
 
-console = Console(record=PICTURE is not None, highlight=False)
+console = Console(highlight=False)
 begin = time.monotonic()
 
 
@@ -49,12 +52,16 @@ class Endpoint(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A question, what the model said, and the depth of every piece of it."""
+    """A question, what the model said, the depth of every piece of it, and the threshold that was asked for."""
 
     problem: WordProblem
     text: str
     pieces: list[tuple[str, int]]
-    mean_depth: float
+    tau_exit: float
+
+    @property
+    def mean_depth(self) -> float:
+        return sum(depth for _, depth in self.pieces) / max(len(self.pieces), 1)
 
 
 def main() -> None:
@@ -77,7 +84,10 @@ def main() -> None:
         step(4, f"deploy models:/{result.registered_as}@champion to Ray Serve")
         endpoint = deploy(result.registered_as, state)
         step(5, f"ask {QUESTIONS} held-out questions through the OpenAI client")
-        show_answers(asyncio.run(ask(endpoint)), config)
+        answers = asyncio.run(ask(endpoint, config.method.threshold))
+        show_answers(answers, config, console)
+        if PICTURE:
+            draw(answers, config, PICTURE)
         show_where_to_look(state, endpoint, result)
     if not KEEP:
         say("stopped everything; KEEP=1 make demo leaves it running")
@@ -109,26 +119,26 @@ def deploy(name: str, state: dict[str, str]) -> Endpoint:
     return Endpoint(apply(serve_config(args, port), progress=say), name)
 
 
-async def ask(endpoint: Endpoint) -> list[Answer]:
+async def ask(endpoint: Endpoint, threshold: float) -> list[Answer]:
     """Ask problems that were never trained on, all at once: their tokens share forwards, whatever their depths."""
     problems = [word_problem(index, "heldout") for index in range(QUESTIONS)]
+    asked = [(problem, threshold) for problem in problems] + [(problems[-1], DIAL)]
     async with AsyncOpenAI(base_url=endpoint.url, api_key="none", max_retries=0, timeout=300) as client:
-        return await asyncio.gather(*(ask_one(client, endpoint.model, problem) for problem in problems))
+        return await asyncio.gather(*(ask_one(client, endpoint.model, problem, tau) for problem, tau in asked))
 
 
-async def ask_one(client: AsyncOpenAI, model: str, problem: WordProblem) -> Answer:
+async def ask_one(client: AsyncOpenAI, model: str, problem: WordProblem, tau_exit: float) -> Answer:
     """Ask one problem; `depth` is Fathom's own part of the request and of the answer."""
     reply = await client.chat.completions.create(
         model=model,
         messages=[{"role": "user", "content": problem["question"]}],
         temperature=0,
         max_tokens=96,
-        extra_body={"depth": {"return": "tokens"}},
+        extra_body={"depth": {"tau_exit": tau_exit, "return": "tokens"}},
     )
     choice = reply.choices[0]
     pieces = [(piece["text"], piece["depth"]) for piece in (choice.model_extra or {})["depth"]["tokens"]]
-    mean_depth = sum(depth for _, depth in pieces) / max(len(pieces), 1)
-    return Answer(problem, choice.message.content or "", pieces, mean_depth)
+    return Answer(problem, choice.message.content or "", pieces, tau_exit)
 
 
 def show_scores(result: RunResult) -> None:
@@ -143,17 +153,25 @@ def show_scores(result: RunResult) -> None:
     say(f"{result.train_seconds:.0f} s of training, {result.tokens_per_second:.0f} tokens/s")
 
 
-def show_answers(answers: list[Answer], config: RunConfig) -> None:
+def show_answers(answers: list[Answer], config: RunConfig, out: Console) -> None:
     """Questions and answers, every token in the colour of its depth."""
+    before = None
     for answer in answers:
+        if answer.problem != before:
+            out.print(f"\n{answer.problem['question']}", style="bold", markup=False)
+        before = answer.problem
+        out.print(tint(answer.pieces))
         right = is_correct(answer.text, answer.problem["result"])
-        console.print(f"\n{answer.problem['question']}", style="bold", markup=False)
-        console.print(tint(answer.pieces))
         verdict = "[green]right[/]" if right else f"[red]wrong[/], the answer is {answer.problem['result']}"
-        console.print(f"[dim]mean depth {answer.mean_depth:.2f}[/] · {verdict}")
-    console.print(f"\n{legend(config.method.max_depth)}")
-    if PICTURE:
-        console.save_svg(PICTURE, title="fathom")
+        out.print(f"[dim]tau_exit {answer.tau_exit}, mean depth {answer.mean_depth:.2f}[/] · {verdict}")
+    out.print(f"\n{legend(config.method.max_depth)}")
+
+
+def draw(answers: list[Answer], config: RunConfig, file: str) -> None:
+    """The answers as an SVG."""
+    canvas = Console(record=True, width=88, file=io.StringIO(), force_terminal=True, highlight=False)
+    show_answers(answers, config, canvas)
+    canvas.save_svg(file, title="fathom")
 
 
 def show_where_to_look(state: dict[str, str], endpoint: Endpoint, result: RunResult) -> None:

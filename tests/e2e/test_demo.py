@@ -110,8 +110,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_answers_come_in_pieces_with_depths(demo: ModuleType, server: str) -> None:
-    answers = asyncio.run(demo.ask(demo.Endpoint(url=f"{server}/v1", model="tiny")))
-    assert [answer.problem for answer in answers] == [demo.word_problem(n, "heldout") for n in range(3)]
+    answers = asyncio.run(demo.ask(demo.Endpoint(url=f"{server}/v1", model="tiny"), 0.5))
+    assert [answer.problem for answer in answers] == [demo.word_problem(n, "heldout") for n in (0, 1, 2, 2)]
+    assert [answer.tau_exit for answer in answers] == [0.5, 0.5, 0.5, demo.DIAL]
     for answer in answers:
         assert "".join(text for text, _ in answer.pieces) == answer.text
         assert {depth for _, depth in answer.pieces} <= {1, 2}
@@ -121,14 +122,23 @@ def test_answers_come_in_pieces_with_depths(demo: ModuleType, server: str) -> No
 
 def test_a_verdict_and_the_correct_answer_are_shown(demo: ModuleType) -> None:
     problem = {"question": "What is [2] + 2?", "answer": "2 + 2 = 4. The answer is 4.", "result": 4}
-    right = demo.Answer(problem, "So 4.", [("So", 1), (" [b]4.", 2)], 1.5)
-    wrong = demo.Answer(problem, "So 5.", [("So 5.", 1)], 1.0)
+    right = demo.Answer(problem, "So 4.", [("So", 1), (" [b]4.", 2)], 0.5)
+    wrong = demo.Answer(problem, "So 5.", [("So 5.", 1)], 0.4)
     with demo.console.capture() as shown:
-        demo.show_answers([right, wrong], demo.load_recipe(demo.RECIPE))
+        demo.show_answers([right, wrong], demo.load_recipe(demo.RECIPE), demo.console)
     text = shown.get()
-    assert text.count("What is [2] + 2?") == 2 and "So [b]4." in text
-    assert "right" in text and "wrong, the answer is 4" in text and "mean depth 1.50" in text
+    assert text.count("What is [2] + 2?") == 1 and "So [b]4." in text
+    assert "right" in text and "wrong, the answer is 4" in text
+    assert "tau_exit 0.5, mean depth 1.50" in text and "tau_exit 0.4, mean depth 1.00" in text
     assert "depth 1" in text and "depth 2" in text
+
+
+def test_the_picture_is_the_answers(demo: ModuleType, tmp_path: Path) -> None:
+    problem = {"question": "What is 2 + 2?", "answer": "The answer is 4.", "result": 4}
+    demo.draw(
+        [demo.Answer(problem, "So 4.", [("So 4.", 2)], 0.5)], demo.load_recipe(demo.RECIPE), str(tmp_path / "a.svg")
+    )
+    assert "2&#160;+&#160;2?" in (tmp_path / "a.svg").read_text()
 
 
 def test_the_table_shows_all_three_models(demo: ModuleType) -> None:

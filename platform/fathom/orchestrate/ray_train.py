@@ -180,7 +180,9 @@ def connect() -> None:
         options = {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, 2)}
         remedy = "is the machine short of memory or processor time? try again, or `fathom up` first"
     try:
-        ray.init(**options, logging_level=logging.ERROR, log_to_driver=True)
+        # What our workers print comes through; Ray's own notes about starting them stay in its log files.
+        quiet = ray.LoggingConfig(log_level="WARNING")
+        ray.init(**options, logging_level=logging.ERROR, log_to_driver=True, logging_config=quiet)
     except Exception as error:  # Ray raises bare exceptions, too, when a node does not start in time
         where = f"Ray at {address}" if address else "a local Ray"
         raise ServiceError(f"{where} cannot be used: {first_line(error)}", remedy) from error

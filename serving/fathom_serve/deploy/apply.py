@@ -27,6 +27,7 @@ def serve_config(args: dict[str, Any], port: int) -> dict[str, Any]:
     return {
         "proxy_location": "HeadOnly",
         "http_options": {"host": HOST, "port": port, "request_timeout_s": ANSWER_TIMEOUT_S},
+        "logging_config": {"log_level": "WARNING", "enable_access_log": False},
         "applications": [{"name": APPLICATION, "route_prefix": "/", "import_path": IMPORT_PATH, "args": args}],
     }
 
@@ -69,7 +70,11 @@ def apply(config: dict[str, Any], progress: Callable[[str], None] = lambda line:
     if running is None:
         require_port(port)
         progress("starting Ray Serve")
-        serve.start(proxy_location=config["proxy_location"], http_options=config["http_options"])
+        serve.start(
+            proxy_location=config["proxy_location"],
+            http_options=config["http_options"],
+            logging_config=config["logging_config"],
+        )
     elif running.http_config.port != port:
         raise ServiceError(
             f"Ray Serve of this cluster listens on port {running.http_config.port} already, not on {port}",
@@ -113,8 +118,8 @@ def _describe(state: Any) -> str:
     parts = []
     for name, deployment in sorted(state.deployments.items()):
         counts = ", ".join(f"{count} {str(kind).lower()}" for kind, count in deployment.replica_states.items() if count)
-        parts.append(f"{name}: {counts or str(deployment.status).lower()}")
-    return "; ".join(parts) or str(state.status).lower()
+        parts.append(f"{name}: {counts or deployment.status.value.lower()}")
+    return "; ".join(parts) or state.status.value.lower()
 
 
 def _reason(state: Any) -> str:
