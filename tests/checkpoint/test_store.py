@@ -97,6 +97,24 @@ def test_prune_and_sweep(place, tmp_path):
     assert files.exists(files.join(place, "other", "file"))
 
 
+def test_a_later_checkpoint_that_was_passed_over_does_not_push_out_good_ones(tmp_path):
+    store = CheckpointStore(str(tmp_path / "store"))
+    for step in (10, 20, 30):
+        save(store, step, tmp_path)
+    assert store.prune(1, newest=20) == [10]
+    assert store.steps() == [30, 20]
+
+
+def test_when_every_checkpoint_is_damaged_nothing_starts_over_in_silence(tmp_path):
+    store = CheckpointStore(str(tmp_path / "store"))
+    for step in (10, 20):
+        save(store, step, tmp_path)
+    files.write_bytes(files.join(store.folder(20), MANIFEST), b"{ torn")
+    files.write_bytes(files.join(store.folder(10), "rank-00000.safetensors"), b"X")
+    with pytest.raises(CheckpointError, match=r"every checkpoint is damaged \(steps 20, 10\)"):
+        store.newest_readable(tmp_path / "got")
+
+
 def test_pruning_removes_the_manifest_first(tmp_path, monkeypatch):
     store = CheckpointStore(str(tmp_path / "store"))
     save(store, 10, tmp_path)

@@ -118,10 +118,15 @@ class CheckpointStore:
 
         Args:
             local: emptied, then holds the files of the checkpoint that is returned.
+
+        Raises:
+            CheckpointError: there are checkpoints and every one is damaged.
         """
+        damaged: list[int] = []
         for step in self.steps():
             checkpoint = self._read(step)
             if checkpoint is None:
+                damaged += [step] if files.exists(files.join(self.folder(step), MANIFEST)) else []
                 continue
             shutil.rmtree(local, ignore_errors=True)
             local.mkdir(parents=True)
@@ -130,20 +135,29 @@ class CheckpointStore:
             except CheckpointError as error:
                 log.warning("checkpoint of step %d is passed over: %s", step, error.message)
                 shutil.rmtree(local)
+                damaged.append(step)
                 continue
             return checkpoint
+        if damaged:  # starting over in silence would cost hours, and in the end the old checkpoints
+            raise CheckpointError(
+                f"{self.uri}: every checkpoint is damaged (steps {', '.join(map(str, damaged))})",
+                "restore one from a backup, or start over with --fresh",
+            )
         return None
 
-    def prune(self, keep: int) -> list[int]:
+    def prune(self, keep: int, newest: int | None = None) -> list[int]:
         """Remove all but the newest complete checkpoints.
 
         Args:
             keep: how many stay, at least 1.
+            newest: the step that was just committed. Later ones were passed over, so they are damaged: they neither
+                count nor go.
 
         Returns:
             the steps removed.
         """
-        removed = [checkpoint.step for checkpoint in self.committed()[max(keep, 1) :]]
+        complete = [found.step for found in self.committed() if newest is None or found.step <= newest]
+        removed = complete[max(keep, 1) :]
         for step in removed:
             self._remove(step)
         return removed

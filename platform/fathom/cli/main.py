@@ -116,10 +116,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     except FathomError as error:
         fail(error)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
         where = f" while writing {error.filename}" if error.filename else ""
-        fail(StorageError(f"no space left on the device{where}", "free some space and run the same command again"))
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            fail(StorageError(f"no space left on the device{where}", "free some space and run the same command again"))
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS) or not error.filename:
+            raise
+        fail(StorageError(f"{error.filename}: {error.strerror}", "choose a place that you may read and write"))
 
 
 def fail(error: FathomError) -> None:

@@ -19,6 +19,7 @@ from fathom.data.records import Conversation, Dropped, read_conversations
 from fathom.data.template import Renderer
 from fathom.errors import ConfigError, DataError
 from fathom.storage.files import open_input
+from fathom.storage.local import refusals
 
 MANIFEST = "MANIFEST.json"
 SCHEMA = pa.schema({"ids": pa.list_(pa.int32()), "supervised": pa.list_(pa.bool_()), "where": pa.string()})
@@ -101,8 +102,9 @@ def prepare(data_cfg: DataConfig, split: Split, renderer: Renderer, folder: Path
             return found
         changed = [key for key in made_from if found.made_from.get(key) != made_from[key]]
         raise DataError(f"{folder} holds data prepared from other {', '.join(changed)}", "choose or clear the folder")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    with refusals(str(folder)):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         _write(data_cfg, split, source, renderer, work, made_from)
         if folder.is_dir():

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 from fathom.config.schema import DataConfig
 from fathom.data.word_problems import SPLITS, word_problem
-from fathom.errors import ConfigError, DataError
+from fathom.errors import ConfigError, DataError, FathomError
 from fathom.storage.files import open_input
 
+KINDS = (".jsonl", ".parquet")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 FIELD = re.compile(r"\{(\w+)\}")
 GENERATED = "generated:word-problems"
@@ -52,6 +53,35 @@ def read_conversations(source: str, data_cfg: DataConfig, limit: int | None = No
         yield maker.conversation(row, where)
 
 
+def require_source(key: str, source: str) -> None:
+    """Raise unless a source is of a known kind and can be opened.
+
+    Args:
+        key: what the recipe calls it, for the message.
+
+    Raises:
+        DataError: it is missing, cannot be opened, or is no kind of data that can be read.
+        StorageError: the object store does not answer or refuses.
+    """
+    try:
+        if source.startswith("generated:"):
+            next(_generated_rows(source, 1))
+        elif source.endswith(KINDS):
+            open_input(source).close()
+        else:
+            raise unknown_kind(source)
+    except FathomError as error:
+        raise type(error)(f"{key}: {error.message}", error.remedy) from error
+
+
+def unknown_kind(source: str) -> DataError:
+    """The error for a source that is neither JSONL nor Parquet nor generated."""
+    return DataError(
+        f"{source}: not a kind of data that can be read",
+        f"give a .jsonl or .parquet file, or {GENERATED}[:heldout]",
+    )
+
+
 def _rows(source: str, limit: int | None) -> Iterator[tuple[Any, str]]:
     if source.startswith("generated:"):
         return _generated_rows(source, limit)
@@ -59,10 +89,7 @@ def _rows(source: str, limit: int | None) -> Iterator[tuple[Any, str]]:
         return _jsonl_rows(source)
     if source.endswith(".parquet"):
         return _parquet_rows(source)
-    raise DataError(
-        f"{source}: not a kind of data that can be read",
-        f"give a .jsonl or .parquet file, or {GENERATED}[:heldout]",
-    )
+    raise unknown_kind(source)
 
 
 def _generated_rows(source: str, limit: int | None) -> Iterator[tuple[Any, str]]:

@@ -8,6 +8,7 @@ from fathom.errors import ModelError
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 # Scalings whose frequencies do not depend on the length of the input.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ def read_config(source: dict[str, Any], where: str) -> BackboneConfig:
     """Read a ``config.json`` dictionary.
 
     Raises:
-        ModelError: an architecture, rotary scaling or layer variant that is not supported; names it and ``where``.
+        ModelError: an architecture, rotary scaling or layer variant that is not supported, or a size is missing; names
+        it and ``where``.
     """
     kind = source.get("model_type")
     if "auto_map" in source:
@@ -55,6 +57,12 @@ def read_config(source: dict[str, Any], where: str) -> BackboneConfig:
             "use a model with full attention",
         )
     rope = _rope(source, where)
+    missing = [key for key in REQUIRED if not isinstance(source.get(key), int)]
+    if missing:
+        raise ModelError(
+            f"{where}: config.json lacks {', '.join(missing)}",
+            "copy or download config.json again",
+        )
     heads = source["num_attention_heads"]
     return BackboneConfig(
         architecture=kind,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fathom.config.schema import MethodConfig
 from fathom.errors import ModelError
-from fathom.model.config import read_config
+from fathom.model.config import BackboneConfig, read_config
 from fathom.model.looped import LoopedLM
 from fathom.model.methods import Method, make_method, method_from_dict, method_to_dict
 
@@ -66,6 +66,20 @@ def load_model(
     return model
 
 
+def read_shape(folder: str | Path) -> BackboneConfig:
+    """The shape of a folder's model, without its weights: whether it can be used is known before any work starts.
+
+    Raises:
+        ModelError: no readable ``config.json``, no safetensors, or an architecture that is not supported.
+    """
+    folder = Path(folder)
+    source = _read_json(folder / "config.json")
+    source.pop(SECTION, None)
+    shape = read_config(source, str(folder))
+    _tensor_files(folder)
+    return shape
+
+
 def save_model(
     model: LoopedLM,
     folder: str | Path,
@@ -111,8 +125,9 @@ def load_tokenizer(folder: str | Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(" :")
         raise ModelError(
-            f"{folder}: no tokenizer can be read: {error}",
+            f"{folder}: no tokenizer can be read: {reason}",
             "put tokenizer.json and tokenizer_config.json beside config.json",
         ) from error
 

@@ -83,7 +83,8 @@ def _calibration(trace: Trace, labels: DepthLabels) -> dict[str, float]:
     logit = trace.depths[0].continue_logit
     if logit is None:
         return {}
-    probability = logit.double().sigmoid()[labels.eligible]
+    # a model that diverged says NaN, which is no bin; its step will be refused
+    probability = logit.double().sigmoid().nan_to_num()[labels.eligible]
     place = (probability * CALIBRATION_BINS).long().clamp_max(CALIBRATION_BINS - 1)
     values = {}
     for kind, weights in (

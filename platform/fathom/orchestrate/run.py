@@ -16,7 +16,9 @@ from typing import Any
 from fathom.checkpoint.store import CheckpointStore
 from fathom.config.load import config_digest
 from fathom.config.schema import RunConfig
+from fathom.data.records import require_source
 from fathom.errors import ResumeRefused
+from fathom.model.methods import make_method
 from fathom.orchestrate.stack import stack_state, state_folder
 from fathom.storage import files
 from fathom.train.place import CHECKPOINTS, STOP, Place
@@ -90,21 +92,22 @@ def run_recipe(
     Raises:
         FathomError: a mistake in the recipe, its data or model; a refused resume; a service that does not answer.
     """
+    make_method(cfg.method.preset, cfg.method.max_depth, cfg.method.threshold)  # refuses an unknown one
     uri = files.absolute(files.join(cfg.storage, "runs", cfg.name))
     work = (folder or state_folder()) / "runs" / cfg.name
     place = Place(uri, work, allow_change or [])
+    complete = None if fresh else complete_result(cfg, uri, place.allow_change)
+    if complete is not None:
+        note(f"run {cfg.name!r} is complete; --fresh starts it over")
+        return complete
+    check_sources(cfg)
     if fresh:
         files.remove_tree(uri)
         shutil.rmtree(work, ignore_errors=True)
     files.remove_tree(files.join(uri, STOP))
-    complete = complete_result(cfg, uri)
-    if complete is not None:
-        note(f"run {cfg.name!r} is complete; --fresh starts it over")
-        return complete
     committed = CheckpointStore(files.join(uri, CHECKPOINTS)).latest()
     if committed is not None:
         refuse_changes(cfg, committed.meta, place.allow_change)
-    files.remove_tree(files.join(uri, RESULT))
     begin = time.monotonic()
     if cfg.parallel.strategy == "single":
         from fathom.orchestrate.worker import run_worker
@@ -119,6 +122,17 @@ def run_recipe(
     return read_result(uri)
 
 
+def check_sources(cfg: RunConfig) -> None:
+    """Open the recipe's data once, before anything is started, or removed for a fresh start.
+
+    Raises:
+        DataError, StorageError: a data file that cannot be opened.
+    """
+    require_source("data.train", cfg.data.train)
+    if cfg.data.heldout is not None:
+        require_source("data.heldout", cfg.data.heldout)
+
+
 def tracking_uri(cfg: RunConfig) -> str | None:
     """Where events go: the recipe's server, ``$MLFLOW_TRACKING_URI``, the local stack's; None keeps them spooled."""
     return cfg.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or stack_state().get("mlflow_uri")
@@ -129,11 +143,11 @@ def read_result(uri: str) -> RunResult:
     return RunResult(**json.loads(files.read_bytes(files.join(uri, RESULT))))
 
 
-def complete_result(cfg: RunConfig, uri: str) -> RunResult | None:
-    """The summary of an earlier run that finished with this configuration.
+def complete_result(cfg: RunConfig, uri: str, allow_change: list[str]) -> RunResult | None:
+    """The summary of an earlier run that finished with this configuration; None where there is something to do.
 
     Raises:
-        ResumeRefused: one of this name finished with another configuration.
+        ResumeRefused: one of this name finished with another configuration, in keys that are not allowed to differ.
     """
     if not files.exists(files.join(uri, RESULT)):
         return None
@@ -143,7 +157,8 @@ def complete_result(cfg: RunConfig, uri: str) -> RunResult | None:
     if result.config_digest != config_digest(cfg):
         committed = CheckpointStore(files.join(uri, CHECKPOINTS)).latest()
         if committed is not None:
-            refuse_changes(cfg, committed.meta, [])
+            refuse_changes(cfg, committed.meta, allow_change)
+            return None  # allowed to go on from there, for example for more steps
         raise ResumeRefused(
             f"run {cfg.name!r} finished with another configuration", "choose another name, or start over with --fresh"
         )

@@ -8,8 +8,9 @@ from fathom.config.load import config_dict
 from fathom.config.schema import RunConfig
 from fathom.data.prepared import Prepared, Split, prepare
 from fathom.data.template import Renderer
-from fathom.errors import DataError
-from fathom.model.folder import load_tokenizer
+from fathom.errors import ConfigError, DataError
+from fathom.model.config import BackboneConfig
+from fathom.model.folder import load_tokenizer, read_shape
 from fathom.model.hub import resolve_base
 from fathom.train.group import Group
 
@@ -34,18 +35,34 @@ def fetch_inputs(cfg: RunConfig, group: Group, work: Path) -> Inputs:
     Raises:
         ModelError: no such base model, or it cannot be read.
         DataError: the data cannot be read or holds nothing to learn from.
+        ConfigError: a conversation is longer than the model has positions.
     """
 
     def here() -> Inputs:
         base = resolve_base(cfg.model.base)
+        shape = read_shape(base)
         renderer = Renderer(load_tokenizer(base))
         train = prepare_here(cfg, "train", renderer, work / "data" / "train")
         heldout = None
         if cfg.data.heldout is not None:
             heldout = prepare_here(cfg, "heldout", renderer, work / "data" / "heldout")
+        for prepared in (train, heldout):
+            if prepared is not None:
+                refuse_beyond_positions(prepared, shape)
         return Inputs(base, train, heldout)
 
     return group.first_here(here)
+
+
+def refuse_beyond_positions(prepared: Prepared, shape: BackboneConfig) -> None:
+    """Raise ConfigError if a conversation has positions that the base model was never trained on."""
+    longest = int(prepared.lengths.max())
+    if longest > shape.max_positions:
+        raise ConfigError(
+            f"{prepared.where(int(prepared.lengths.argmax()))}: the conversation has {longest:,} tokens, the model "
+            f"has {shape.max_positions:,} positions",
+            f"set data.context_tokens to {shape.max_positions} or less: longer conversations are then dropped",
+        )
 
 
 def prepare_here(cfg: RunConfig, split: Split, renderer: Renderer, folder: Path) -> Prepared:

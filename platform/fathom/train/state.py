@@ -55,7 +55,7 @@ def save_state(
             "progressed": state.as_json(),
         }
         store.commit(state.step, files, meta)
-        store.prune(cfg.checkpoint.keep)
+        store.prune(cfg.checkpoint.keep, state.step)
     group.barrier()
     shutil.rmtree(folder, ignore_errors=True)
 
