@@ -81,6 +81,12 @@ def test_a_base_model_that_cannot_be_used_is_refused_before_training(
     assert "measuring" not in said
 
 
+def test_an_unknown_model_is_refused_before_a_cluster_is_started(capsys: pytest.CaptureFixture[str]) -> None:
+    said = told(capsys, 2, "deploy", "nowhere")
+    assert "'nowhere' is neither a folder nor" in said
+    assert "starting" not in said
+
+
 def test_a_folder_that_may_not_be_written_is_named(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "/proc/none" in told(capsys, 2, "prepare", str(recipe), "--out", "/proc/none")
 

