@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fathom.model.looped import LoopedLM
+from fathom.model.routing import Decision
 from fathom.model.rows import PackedRows
 from fathom.model.visibility import RowMeta, visible
 
@@ -78,15 +79,9 @@ def decode(model: LoopedLM, rows: PackedRows, routes: Tensor | None = None) -> d
             elif depth == depths:
                 on = False
             else:
-                on = bool(
-                    model.routing.goes_on(
-                        gate,
-                        torch.tensor([depth]),
-                        rows.supervised[t : t + 1],
-                        depths,
-                        model.method.threshold,
-                    )
-                )
+                supervised, threshold = rows.supervised[t : t + 1], model.method.threshold
+                decision = Decision(gate, torch.tensor([depth]), supervised, depths, threshold)
+                on = bool(model.routing.goes_on(decision))
             if not on:
                 break
             taken += [gate] if gate is not None else []

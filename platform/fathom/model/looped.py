@@ -12,7 +12,7 @@ from fathom.model.config import BackboneConfig
 from fathom.model.decider import Decider
 from fathom.model.methods import Method
 from fathom.model.readout import READOUTS, log_weight, mix
-from fathom.model.routing import ROUTINGS
+from fathom.model.routing import ROUTINGS, Decision
 from fathom.model.rows import PackedRows
 from fathom.model.updater import Updater, reset_linears
 from fathom.model.visibility import RowMeta
@@ -216,7 +216,7 @@ class LoopedLM(nn.Module):
         if at_last_depth:
             return torch.zeros_like(generates)
         gate = None if logit is None else logit.detach().sigmoid()
-        return self.routing.goes_on(gate, depth, generates, self.method.max_depth, self.method.threshold)
+        return self.routing.goes_on(Decision(gate, depth, generates, self.method.max_depth, self.method.threshold))
 
     def _next(
         self,

@@ -1,9 +1,27 @@
 """Exit rules: which rows go on to the next depth. Decisions are constants; no gradient passes through them."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+
+class Decision(NamedTuple):
+    """What an exit rule may look at, about rows that have just run a depth.
+
+    Attributes:
+        continue_prob: g ``[rows]`` at this depth, None for methods without a decider.
+        depth: int64 ``[rows]``, the depth just run.
+        generates: bool ``[rows]``, rows whose next token is a training target or will be sampled.
+        max_depth: M, one for all or per row.
+        threshold: tau, one for all or per row.
+    """
+
+    continue_prob: Tensor | None
+    depth: Tensor
+    generates: Tensor
+    max_depth: Tensor | int
+    threshold: Tensor | float
 
 
 class Routing(Protocol):
@@ -11,23 +29,8 @@ class Routing(Protocol):
 
     needs_decider: bool
 
-    def goes_on(
-        self,
-        continue_prob: Tensor | None,
-        depth: Tensor,
-        generates: Tensor,
-        max_depth: Tensor | int,
-        threshold: Tensor | float,
-    ) -> Tensor:
-        """Bool ``[rows]``: continue to ``depth + 1``.
-
-        Args:
-            continue_prob: g ``[rows]`` at this depth, None for methods without a decider.
-            depth: int64 ``[rows]``, the depth just run.
-            generates: bool ``[rows]``, rows whose next token is a training target or will be sampled.
-            max_depth: M, one for all or per row.
-            threshold: tau, one for all or per row.
-        """
+    def goes_on(self, rows: Decision) -> Tensor:
+        """Bool ``[rows]``: continue to the next depth."""
         ...
 
 
@@ -36,17 +39,10 @@ class DeciderThreshold:
 
     needs_decider = True
 
-    def goes_on(
-        self,
-        continue_prob: Tensor | None,
-        depth: Tensor,
-        generates: Tensor,
-        max_depth: Tensor | int,
-        threshold: Tensor | float,
-    ) -> Tensor:
-        if continue_prob is None:
+    def goes_on(self, rows: Decision) -> Tensor:
+        if rows.continue_prob is None:
             raise ValueError("the decider's threshold needs continue probabilities")
-        return (continue_prob > threshold) & (depth < max_depth)
+        return (rows.continue_prob > rows.threshold) & (rows.depth < rows.max_depth)
 
 
 class GeneratingRows:
@@ -54,15 +50,8 @@ class GeneratingRows:
 
     needs_decider = False
 
-    def goes_on(
-        self,
-        continue_prob: Tensor | None,
-        depth: Tensor,
-        generates: Tensor,
-        max_depth: Tensor | int,
-        threshold: Tensor | float,
-    ) -> Tensor:
-        return generates & (depth < max_depth)
+    def goes_on(self, rows: Decision) -> Tensor:
+        return rows.generates & (rows.depth < rows.max_depth)
 
 
 class OnePass:
@@ -70,15 +59,8 @@ class OnePass:
 
     needs_decider = False
 
-    def goes_on(
-        self,
-        continue_prob: Tensor | None,
-        depth: Tensor,
-        generates: Tensor,
-        max_depth: Tensor | int,
-        threshold: Tensor | float,
-    ) -> Tensor:
-        return torch.zeros_like(generates)
+    def goes_on(self, rows: Decision) -> Tensor:
+        return torch.zeros_like(rows.generates)
 
 
 ROUTINGS: dict[str, Routing] = {

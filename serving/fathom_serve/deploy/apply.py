@@ -1,5 +1,6 @@
 """Write the Serve configuration of a deployment, apply it to a Ray cluster, and wait until it answers."""
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable
@@ -134,11 +135,9 @@ def _wait_answering(url: str) -> None:
     """The proxy learns of the route a moment after the application runs."""
     deadline = time.monotonic() + 60
     while True:
-        try:
+        with contextlib.suppress(httpx.HTTPError):  # not listening yet
             if httpx.get(f"{url}/health", timeout=10, trust_env=False).status_code == 200:
                 return
-        except httpx.HTTPError:
-            pass  # not listening yet
         if time.monotonic() > deadline:
             raise ServiceError(f"{url}/health does not answer", "look at the Serve logs of the Ray head")
         time.sleep(POLL_S)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fathom.model.looped import LoopedLM
+from fathom.model.routing import Decision
 from fathom_serve.engine.flight import Piece, PieceOutcome
 from fathom_serve.kv.pool import PagePool
 from fathom_serve.kv.view import PagedStreams, Run
@@ -108,13 +109,14 @@ class Runner:
         """The exit rule, with each request's own M and tau; at a row's last depth nothing is asked."""
         may = (rows.depth < rows.max_depth).nonzero()[:, 0]
         goes_on = torch.zeros_like(rows.predicts)
-        goes_on[may] = self.model.routing.goes_on(
+        decision = Decision(
             None if gates is None else gates[may],
             rows.depth[may],
             rows.generates[may],
             rows.max_depth[may],
             rows.threshold[may] if gates is None else rows.threshold[may].to(gates.dtype),
         )
+        goes_on[may] = self.model.routing.goes_on(decision)
         return goes_on.tolist()
 
 
