@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 
 from fathom.checkpoint.shards import FlatShard, ShardReader, write_shards
-from fathom.errors import CheckpointError
+from fathom.errors import CheckpointError, StorageError
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64]
 
@@ -137,3 +138,12 @@ def test_views_of_one_buffer_and_parameters(tmp_path):
     reader = ShardReader(tmp_path)
     assert torch.cat([reader.read_all("a"), reader.read_all("b")]).tolist() == reader.read_all("c").tolist()
     assert reader.read_all("c").tolist() == list(map(float, range(8)))
+
+
+def test_a_full_disk_is_said_to_be_full(tmp_path, monkeypatch):
+    def full(*_):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(StorageError, match="no space left in"):
+        write_shards(tmp_path, 0, 1, {"a": FlatShard(torch.zeros(4), (4,), 0)})

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fathom.errors import CheckpointError
+from fathom.storage.local import saving_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +68,9 @@ def write_shards(folder: Path, rank: int, world: int, shards: Mapping[str, FlatS
     folder.mkdir(parents=True, exist_ok=True)
     # a copy per tensor only where it is not a plain CPU one: shards are often views of one flat buffer
     values = {key: shard.values.detach().cpu().contiguous() for key, shard in shards.items()}
-    save_file(_unshared(values), folder / f"rank-{rank:05d}.safetensors")
+    path = folder / f"rank-{rank:05d}.safetensors"
+    with saving_tensors(path):
+        save_file(_unshared(values), path)
     index = {"world": world, "tensors": tensors}
     (folder / f"rank-{rank:05d}.json").write_text(json.dumps(index, sort_keys=True), encoding="utf-8")
 

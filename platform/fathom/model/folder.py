@@ -19,6 +19,7 @@ from fathom.errors import ModelError
 from fathom.model.config import BackboneConfig, read_config
 from fathom.model.looped import LoopedLM
 from fathom.model.methods import Method, make_method, method_from_dict, method_to_dict
+from fathom.storage.local import saving_tensors
 
 SECTION = "fathom"
 ADDED = ("update.", "decider.")
@@ -109,7 +110,8 @@ def save_model(
     config = dict(model.config.source)
     if model.method.name != "standard":
         config[SECTION] = method_to_dict(model.method)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with saving_tensors(folder / "model.safetensors"):
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for pattern in COMPANIONS:
         for file in base_folder.glob(pattern):

@@ -134,6 +134,19 @@ def refusals(path: str, needed_bytes: int | None = None) -> Iterator[None]:
         raise no_space(Path(path).parent, needed_bytes) from error
 
 
+@contextlib.contextmanager
+def saving_tensors(path: Path) -> Iterator[None]:
+    """safetensors reports a full disk as an error of its own kind; make it the StorageError that others give."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        if not any(f"(os error {code})" in str(error) for code in (errno.ENOSPC, errno.EDQUOT)):
+            raise
+        raise no_space(path.parent, None) from error
+
+
 def no_space(folder: Path, needed_bytes: int | None) -> StorageError:
     """The error for a full disk: which folder, how much was needed, how much is free."""
     needed = f": {needed_bytes:,} bytes needed" if needed_bytes is not None else ""
