@@ -17,7 +17,9 @@ def chat(
     endpoint: Annotated[str, typer.Option(help="Base URL.")] = "http://127.0.0.1:8000/v1",
     model: Annotated[str | None, typer.Option(help="Default: the endpoint's first.", show_default=False)] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.", show_default=False)] = None,
-    max_tokens: Annotated[int, typer.Option(help="Longest answer, tokens.", min=1)] = 256,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Longest answer, tokens; default what fits.", min=1, show_default=False)
+    ] = None,
     temperature: Annotated[float, typer.Option(help="0 takes the most probable token.", min=0, max=2)] = 0.0,
     tau_exit: Annotated[
         float | None, typer.Option(help="Go deeper above this continue probability.", min=0, max=1, show_default=False)
@@ -95,17 +97,24 @@ class Talk:
         console: where answers go.
         model: name of the model.
         system: system prompt.
-        max_tokens: longest answer.
+        max_tokens: longest answer; None leaves it to the endpoint.
         temperature: of the sampling.
     """
 
     def __init__(
-        self, client: "OpenAI", console: "Console", model: str, system: str | None, max_tokens: int, temperature: float
+        self,
+        client: "OpenAI",
+        console: "Console",
+        model: str,
+        system: str | None,
+        max_tokens: int | None,
+        temperature: float,
     ) -> None:
         self.client = client
         self.console = console
         self.model = model
-        self.limits: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
+        self.limits: dict[str, Any] = {"temperature": temperature}
+        self.limits |= {} if max_tokens is None else {"max_tokens": max_tokens}
         self.opening: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
         self.messages = list(self.opening)
         self.depth: dict[str, Any] = {"return": "tokens"}

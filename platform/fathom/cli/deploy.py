@@ -1,5 +1,6 @@
 """``fathom deploy``: a model behind an OpenAI-compatible endpoint, on Ray Serve."""
 
+import logging
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -91,12 +92,13 @@ def connect(state: dict[str, str], port: int) -> bool:
     report(f"connecting to Ray at {state['ray_address']}" if state else "starting Ray in this process")
     try:
         if state:
-            ray.init(address=state["ray_address"], namespace="serve", log_to_driver=False)
+            ray.init(address=state["ray_address"], namespace="serve", log_to_driver=False, logging_level=logging.ERROR)
         else:
             ray.init(
                 num_cpus=max(2, os.cpu_count() or 1),
                 include_dashboard=False,
                 log_to_driver=False,
+                logging_level=logging.ERROR,
                 object_store_memory=256 * 2**20,
                 _node_ip_address="127.0.0.1",
             )

@@ -49,5 +49,4 @@ def _print_table(versions: list["ModelSource"]) -> None:
         table.add_column(column, no_wrap=True)
     for each in versions:
         table.add_row(each.name, each.version, " ".join(each.aliases), each.digest[:12], each.source)
-    console = Console()
-    console.print(table, width=max(console.width, console.measure(table).maximum), soft_wrap=True)
+    Console(width=10_000).print(table, soft_wrap=True)  # it takes what it needs of that

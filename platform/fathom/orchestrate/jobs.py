@@ -7,6 +7,7 @@ id follows from the recipe, so that submitting the same recipe twice does not st
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import tempfile
 import time
@@ -77,6 +78,8 @@ class Jobs:
         check_answers(self.address)
         from ray.job_submission import JobSubmissionClient
 
+        for name in ("dashboard_sdk", "job.sdk"):  # else: a line for every package, and for a closed connection
+            logging.getLogger(f"ray.dashboard.modules.{name}").setLevel(logging.WARNING)
         with ray_faults(self.address):
             self.client: Any = JobSubmissionClient(self.address)
 
@@ -106,7 +109,7 @@ class Jobs:
         with tempfile.TemporaryDirectory() as folder, ray_faults(self.address):
             (Path(folder) / RECIPE).write_text(json.dumps(config_dict(cfg), indent=1))
             self.client.submit_job(
-                entrypoint=" ".join(["python -m fathom train", RECIPE, "--json", *arguments]),
+                entrypoint=" ".join(["python -m fathom train", RECIPE, *arguments]),
                 submission_id=job_id,
                 runtime_env=runtime_env(Path(folder)),
                 metadata={"name": cfg.name, "run_uri": files.join(cfg.storage, "runs", cfg.name)},

@@ -88,6 +88,7 @@ def attempt(cfg: RunConfig, job: dict[str, Any], place: Place) -> BaseException 
     The wait is in a thread of its own, so that this one hears signals: the first one asks the workers to stop at a
     checkpoint, the second one ends everything.
     """
+    say(f"starting {cfg.parallel.workers} workers")
     trainer = make_trainer(cfg, job)
     faults: list[BaseException] = []
 
@@ -108,7 +109,7 @@ def attempt(cfg: RunConfig, job: dict[str, Any], place: Place) -> BaseException 
 def make_trainer(cfg: RunConfig, job: dict[str, Any]) -> Any:
     """Ray's trainer for one attempt. Its own storage holds only its notes, under a name that is never used again."""
     import ray
-    from ray.train import FailureConfig, ScalingConfig
+    from ray.train import FailureConfig, LoggingConfig, ScalingConfig
     from ray.train import RunConfig as RayRunConfig
     from ray.train.torch import TorchTrainer
 
@@ -130,6 +131,7 @@ def make_trainer(cfg: RunConfig, job: dict[str, Any]) -> Any:
             storage_path=path,
             storage_filesystem=filesystem,
             failure_config=FailureConfig(max_failures=0, max_preemption_failures=cfg.parallel.max_failures),
+            logging_config=LoggingConfig(log_level="WARNING"),
         ),
     )
 
@@ -145,6 +147,7 @@ def ray_worker(job: dict[str, Any]) -> None:
     from fathom.orchestrate.worker import run_worker
     from fathom.train.group import initialised_group
 
+    logging.getLogger().setLevel(logging.WARNING)  # Ray Train lets every note of every package through
     with contextlib.suppress(FileNotFoundError):  # relative paths of a recipe mean the folder it was started in
         os.chdir(job["folder"])
     place = Place(job["uri"], Path(job["work"]), job["allow_change"])

@@ -178,8 +178,10 @@ def launch(ports: Ports, folder: Path, cpus: int) -> Record:
     mark = secrets.token_hex(8)
     scratch = tempfile.mkdtemp(prefix="fathom-", dir="/tmp")
     services: list[Service] = []
+    # A job's entrypoint says `python` and must mean this one, whether or not its environment is activated here.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     for name, command, environment in (
-        ("ray", ray_command(ports, scratch, cpus), {**ray_environment(state), **RAY_SERVER_ENVIRONMENT}),
+        ("ray", ray_command(ports, scratch, cpus), {**ray_environment(state), **RAY_SERVER_ENVIRONMENT, "PATH": path}),
         ("mlflow", mlflow_command(ports, folder), MLFLOW_SERVER_ENVIRONMENT),
     ):
         services.append(spawn(name, command, environment, mark, place / f"{name}.log"))

@@ -5,6 +5,7 @@ a shared-memory extension with a compiler on first use, build its own Adam, and 
 """
 
 import os
+import warnings
 from typing import Any
 
 import torch
@@ -134,6 +135,8 @@ def import_deepspeed(device: torch.device) -> Any:
     """DeepSpeed, set up for the device that the process group uses, without any compiler."""
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    # Of torch, about the names by which DeepSpeed calls it.
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
     import deepspeed
     from deepspeed.ops import __compatible_ops__
 

@@ -114,7 +114,8 @@ def register_version(client: "MlflowClient", name: str, source_uri: str, digest:
     else:
         source = place if "://" in place else f"folder://{Path(place).resolve().as_posix()}"
         tags = {SOURCE_TAG: place, DIGEST_TAG: digest}
-        number = str(client.create_model_version(name, source, run_id=run_id, tags=tags).version)
+        made = client.create_model_version(name, source, run_id=run_id, tags=tags, await_creation_for=0)
+        number = str(made.version)
     client.set_registered_model_alias(name, alias, number)
     return number
 
