@@ -32,6 +32,7 @@ def deploy(
     """Serve a model. Uses the local stack's Ray when it is up, else starts Ray here and serves until Ctrl-C."""
     import yaml
 
+    from fathom.orchestrate.jobs import passed_environment
     from fathom.orchestrate.stack import stack_state
     from fathom_serve.deploy.apply import apply, serve_config
     from fathom_serve.deploy.source import inspect, resolve
@@ -40,12 +41,12 @@ def deploy(
     source = resolve(model, tracking_uri or state.get("mlflow_uri"))
     inspect(source)
     args = application_args(source._replace(name=name or source.name), replicas, dtype, threads, gpus, kv_memory_mb)
-    config = serve_config(args, port)
-    if dry_run:
+    if dry_run:  # without the environment, which holds keys
+        config = serve_config(args, port)
         typer.echo(yaml.safe_dump(config, sort_keys=False), nl=False)
         return
     owned = connect(state, port)
-    endpoint = apply(config, report)
+    endpoint = apply(serve_config(args, port, passed_environment()), report)
     announce(endpoint, args["name"], owned)
     if owned:
         serve_until_interrupted()

@@ -71,6 +71,7 @@ def stop(
     from fathom.orchestrate.jobs import Jobs
 
     show([Jobs(address).stop(job_id, grace_seconds)], as_json)
+    print("submitted again, its recipe goes on from the last committed checkpoint", file=sys.stderr)
 
 
 def show(jobs: list[Any], as_json: bool) -> None:

@@ -206,8 +206,7 @@ def runtime_env(folder: Path) -> dict[str, Any]:
     """What a job brings along: its recipe, this package, and the settings of storage and tracking."""
     import fathom
 
-    passed = ("AWS_", "MLFLOW_", "HF_", "FATHOM_CACHE", "PIP_FIND_LINKS")
-    variables = {name: value for name, value in os.environ.items() if name.startswith(passed)}
+    variables = passed_environment()
     if "MLFLOW_TRACKING_URI" not in variables and stack_state():
         variables["MLFLOW_TRACKING_URI"] = stack_state()["mlflow_uri"]
     return {
@@ -216,6 +215,12 @@ def runtime_env(folder: Path) -> dict[str, Any]:
         "env_vars": variables,
         "excludes": ["__pycache__"],
     }
+
+
+def passed_environment() -> dict[str, str]:
+    """The settings of this process that work on a cluster needs, too: of storage, tracking, hub and cache."""
+    passed = ("AWS_", "MLFLOW_", "HF_", "FATHOM_CACHE", "PIP_FIND_LINKS")
+    return {name: value for name, value in os.environ.items() if name.startswith(passed)}
 
 
 def check_answers(address: str) -> None:

@@ -18,18 +18,22 @@ ANSWER_TIMEOUT_S = 600.0
 POLL_S = 0.5
 
 
-def serve_config(args: dict[str, Any], port: int) -> dict[str, Any]:
+def serve_config(args: dict[str, Any], port: int, environment: dict[str, str] | None = None) -> dict[str, Any]:
     """The Serve configuration, as ``serve deploy`` reads it: one proxy, on loopback, on the head node.
 
     Args:
         args: of the application (:class:`fathom_serve.deploy.app.DeployArgs`).
         port: of the endpoint.
+        environment: variables of the replicas, for example where the object store is and who asks.
     """
+    application = {"name": APPLICATION, "route_prefix": "/", "import_path": IMPORT_PATH, "args": args}
+    if environment:
+        application["runtime_env"] = {"env_vars": environment}
     return {
         "proxy_location": "HeadOnly",
         "http_options": {"host": HOST, "port": port, "request_timeout_s": ANSWER_TIMEOUT_S},
         "logging_config": {"log_level": "WARNING", "enable_access_log": False},
-        "applications": [{"name": APPLICATION, "route_prefix": "/", "import_path": IMPORT_PATH, "args": args}],
+        "applications": [application],
     }
 
 
