@@ -84,7 +84,9 @@ def main() -> None:
         step(4, f"deploy models:/{result.registered_as}@champion to Ray Serve")
         endpoint = deploy(result.registered_as, state)
         step(5, f"ask {QUESTIONS} held-out questions through the OpenAI client")
+        asked = time.monotonic()
         answers = asyncio.run(ask(endpoint, config.method.threshold))
+        show_speed(answers, time.monotonic() - asked)
         show_answers(answers, config, console)
         if PICTURE:
             draw(answers, config, PICTURE)
@@ -151,6 +153,12 @@ def show_scores(result: RunResult) -> None:
         table.add_row(label, f"{report['nll']:.4f}", f"{report['mean_depth']:.3f}", f"{share:.1%}")
     console.print(table)
     say(f"{result.train_seconds:.0f} s of training, {result.tokens_per_second:.0f} tokens/s")
+
+
+def show_speed(answers: list[Answer], seconds: float) -> None:
+    """Tokens per second of all requests together, prompts included in the time."""
+    tokens = sum(len(answer.pieces) for answer in answers)
+    say(f"{len(answers)} requests at once: {tokens} tokens in {seconds:.1f} s, {tokens / seconds:.1f} tokens/s")
 
 
 def show_answers(answers: list[Answer], config: RunConfig, out: Console) -> None:
