@@ -26,7 +26,10 @@ def fathom(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
     return int(left.value.code or 0), said.out, said.err
 
 
-def test_a_line_for_each_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_for_each_version_however_narrow_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
     code, text, _ = fathom(capsys, "models")
     assert code == 0 and len(text.splitlines()) == 4
     assert "smol   2        champion  abababababab  s3://b/models/smol/2" in text
