@@ -78,8 +78,8 @@ class Jobs:
         check_answers(self.address)
         from ray.job_submission import JobSubmissionClient
 
-        for name in ("dashboard_sdk", "job.sdk"):  # else: a line for every package, and for a closed connection
-            logging.getLogger(f"ray.dashboard.modules.{name}").setLevel(logging.WARNING)
+        for name in ("ray", "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk"):
+            logging.getLogger(name).setLevel(logging.WARNING)  # else: lines about packages and closed connections
         with ray_faults(self.address):
             self.client: Any = JobSubmissionClient(self.address)
 
