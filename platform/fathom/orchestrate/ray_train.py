@@ -131,7 +131,8 @@ def make_trainer(cfg: RunConfig, job: dict[str, Any]) -> Any:
             storage_path=path,
             storage_filesystem=filesystem,
             failure_config=FailureConfig(max_failures=0, max_preemption_failures=cfg.parallel.max_failures),
-            logging_config=LoggingConfig(log_level="WARNING"),
+            # Its warnings are of a busy machine, with tracebacks; what ends a worker is an error, and ours to tell.
+            logging_config=LoggingConfig(log_level="ERROR"),
         ),
     )
 
