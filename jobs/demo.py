@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import io
 import os
+import re
 import signal
 import sys
 import time
@@ -18,6 +19,7 @@ from typing import NamedTuple
 
 import ray
 from openai import AsyncOpenAI
+from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.table import Table
 
@@ -179,7 +181,9 @@ def draw(answers: list[Answer], config: RunConfig, file: str) -> None:
     """The answers as an SVG."""
     canvas = Console(record=True, width=88, file=io.StringIO(), force_terminal=True, highlight=False)
     show_answers(answers, config, canvas)
-    canvas.save_svg(file, title="fathom")
+    # Without the fonts that the template would have fetched from elsewhere.
+    template = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+    canvas.save_svg(file, title="fathom", code_format=template)
 
 
 def show_where_to_look(state: dict[str, str], endpoint: Endpoint, result: RunResult) -> None:

@@ -273,4 +273,11 @@ def _touch(trace: DepthTrace) -> Tensor:
 
 def _without_rows(trace: DepthTrace) -> DepthTrace:
     """What a pass leaves whose one row was a ghost."""
-    return DepthTrace(*(None if field is None else field[:0] for field in trace))
+    logit = trace.continue_logit
+    return DepthTrace(
+        trace.index[:0],
+        trace.hidden[:0],
+        trace.log_prob[:0],
+        None if logit is None else logit[:0],
+        trace.goes_on[:0],
+    )
