@@ -154,8 +154,8 @@ def test_a_process_id_that_was_reused_is_not_ours():
 
 def test_a_free_port_is_free():
     port = claim_port("ray", 0)
-    with socket.create_server(("127.0.0.1", port)):
-        pass
+    with socket.create_server(("127.0.0.1", port)) as server:
+        assert server.getsockname()[1] == port > 0
 
 
 def test_the_state_is_empty_without_a_stack(tmp_path):

@@ -118,7 +118,9 @@ def test_lost_workers_and_a_store_that_hiccups_are_tried_again() -> None:
     known: set[tuple[int, str]] = set()
     for _ in range(3):
         judge(Failed(RuntimeError("gloo: Connection closed by peer")), 3, known)
+    assert not known, "another worker's death is nobody's own failure"
     judge(Failed(StorageError("unreachable")), 3, known)
+    assert [step for step, _ in known] == [3]
 
 
 @pytest.mark.parametrize(("cpus", "workers", "share"), [(4, 2, 1), (2, 2, 1), (1, 2, 0.5), (1, 3, 0.33)])
