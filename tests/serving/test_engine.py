@@ -192,6 +192,22 @@ def test_what_does_not_fit_now_waits_and_what_never_fits_is_refused() -> None:
     assert finished == ["0", "1", "2", "3"]
 
 
+@pytest.mark.parametrize("max_queued", [0, 2])
+def test_free_places_are_no_queue(max_queued) -> None:
+    """Requests that all arrive between two ticks: the queue's bound counts only those that will have to wait."""
+    limits = LIMITS.model_copy(update={"max_active": 4, "max_queued": max_queued})
+    engine = Engine(tiny_model("tah2", 2), limits, lambda ids: "")
+    line = [Request(str(n), prompt_ids(5, n), Sampling(max_tokens=2)) for n in range(5 + max_queued)]
+    for request in line[:-1]:
+        engine.submit(request)
+    with pytest.raises(RequestRefused) as full:
+        engine.submit(line[-1])
+    assert full.value.failed.code == "queue_full"
+    while engine.busy:
+        engine.tick()
+    assert engine.ticks > 0 and engine.pool.used == 0
+
+
 @pytest.mark.parametrize(
     ("method", "prompt", "sampling", "depth", "param"),
     [

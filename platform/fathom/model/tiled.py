@@ -12,9 +12,16 @@ QUERY_TILE = 256
 
 
 class _Tile(NamedTuple):
-    """Some queries of one document, and which slice of every stream (the own one last) is that document's."""
+    """Some queries of one document.
+
+    Attributes:
+        query: their rows.
+        document: the document's number in this pass.
+        keys: which rows of every stream (the own one last) are that document's and not after the last query.
+    """
 
     query: slice
+    document: int
     keys: list[slice]
 
 
@@ -33,39 +40,58 @@ class TiledKernel:
         self.rows = rows
         self.columns = [*earlier, rows]
         self.isolated = isolated
-        self.tiles = _tiles(rows, earlier)
+        documents = torch.unique_consecutive(rows.sequence)
+        self.documents = [_ranges(column.sequence.contiguous(), documents) for column in self.columns]
+        self.tiles = _tiles(self.documents)
 
     def __call__(self, q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
         # CPU kernels lose more to bf16 than they gain (backward measured about 7x slower), and fp32 is exact.
         compute = torch.float32 if q.dtype == torch.bfloat16 else q.dtype
-        groups = q.shape[1] // keys[-1].shape[1]
-        q = q.to(compute)
-        keys = [key.to(compute).repeat_interleave(groups, dim=1) for key in keys]
-        values = [value.to(compute).repeat_interleave(groups, dim=1) for value in values]
-        return torch.cat([self._attend(tile, q, keys, values) for tile in self.tiles])
+        queries = q.to(compute).split([tile.query.stop - tile.query.start for tile in self.tiles])
+        columns = [self._by_document(key.to(compute), number) for number, key in enumerate(keys)]
+        contents = [self._by_document(value.to(compute), number) for number, value in enumerate(values)]
+        parts = []
+        for tile, query in zip(self.tiles, queries, strict=True):
+            mask = self._mask(tile)
+            key, value = _gather(tile, columns), _gather(tile, contents)
+            out = F.scaled_dot_product_attention(
+                query.transpose(0, 1)[None],
+                key.transpose(0, 1)[None],
+                value.transpose(0, 1)[None],
+                attn_mask=mask,
+                is_causal=mask is None,
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
+            parts.append(out[0].transpose(0, 1))
+        return torch.cat(parts)
 
-    def _attend(self, tile: _Tile, q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-        # Depth 1 of a whole document is plain causal attention, which needs no mask.
-        causal = len(keys) == 1 and tile.query == tile.keys[0] and not self.isolated
-        key = torch.cat([part[where] for part, where in zip(keys, tile.keys, strict=True)])
-        value = torch.cat([part[where] for part, where in zip(values, tile.keys, strict=True)])
-        out = F.scaled_dot_product_attention(
-            q[tile.query].transpose(0, 1)[None],
-            key.transpose(0, 1)[None],
-            value.transpose(0, 1)[None],
-            attn_mask=None if causal else self._mask(tile),
-            is_causal=causal,
-        )
-        return out[0].transpose(0, 1)
+    def _by_document(self, column: Tensor, number: int) -> list[Tensor]:
+        """One stream's keys or values, a tensor per document: split once, because the backward of one slice per
+        document would fill a tensor of the whole stream's size for each."""
+        sizes, at = [], 0
+        for part in self.documents[number]:
+            sizes += [part.start - at, part.stop - part.start]
+            at = part.stop
+        return list(column.split([*sizes, column.shape[0] - at])[1::2])
 
-    def _mask(self, tile: _Tile) -> Tensor:
-        """Bool ``[tile rows, keys of one document]``; made per tile, never for a batch."""
+    def _mask(self, tile: _Tile) -> Tensor | None:
+        """Bool ``[tile rows, keys of one document]``, made per tile, never for a batch; None where it would be plain
+        causal: depth 1 of a whole document."""
+        if len(tile.keys) == 1 and tile.query == tile.keys[0] and not self.isolated:
+            return None
         query = _cut(self.rows, tile.query)
         columns = [_cut(column, where) for column, where in zip(self.columns, tile.keys, strict=True)]
         parts = [visible(self.rule, query, column) for column in columns]
         if self.isolated:
             parts[-1] = parts[-1] & (query.position[:, None] == columns[-1].position[None, :])
         return torch.cat(parts, dim=1)
+
+
+def _gather(tile: _Tile, columns: list[list[Tensor]]) -> Tensor:
+    """What a tile may see of every stream, ``[keys, kv_heads, w]``."""
+    lengths = [where.stop - where.start for where in tile.keys]
+    parts = [column[tile.document][:length] for column, length in zip(columns, lengths, strict=True)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _cut(meta: RowMeta, part: slice) -> RowMeta:
@@ -79,11 +105,9 @@ def _ranges(sequence: Tensor, wanted: Tensor) -> list[slice]:
     return [slice(a, b) for a, b in zip(starts, ends, strict=True)]
 
 
-def _tiles(rows: RowMeta, earlier: list[RowMeta]) -> list[_Tile]:
-    """Query tiles in row order, so that concatenating their outputs restores the rows."""
-    documents = torch.unique_consecutive(rows.sequence)
-    own = _ranges(rows.sequence, documents)
-    columns = [_ranges(stream.sequence.contiguous(), documents) for stream in earlier]
+def _tiles(documents: list[list[slice]]) -> list[_Tile]:
+    """Query tiles in row order, so that concatenating their outputs restores the rows; the own stream is the last."""
+    *earlier, own = documents
     tiles = []
     for number, span in enumerate(own):
         # Depth 1 has no mask, so one causal call takes the whole document.
@@ -91,6 +115,5 @@ def _tiles(rows: RowMeta, earlier: list[RowMeta]) -> list[_Tile]:
         for start in range(span.start, span.stop, step):
             stop = min(start + step, span.stop)
             # Keys of this depth after the tile's last query are invisible to it: leave them out.
-            keys = [*(column[number] for column in columns), slice(span.start, stop)]
-            tiles.append(_Tile(slice(start, stop), keys))
+            tiles.append(_Tile(slice(start, stop), number, [*(s[number] for s in earlier), slice(span.start, stop)]))
     return tiles

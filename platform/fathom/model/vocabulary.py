@@ -139,7 +139,7 @@ class _ReadOut(torch.autograd.Function):
         taught = ((mass != 0) | (grad_log_prob != 0) | (pull != 0).any(-1)).nonzero()[:, 0]
         for rows in taught.split(ctx.chunk_rows):
             states = hidden[rows].to(dtype)
-            grad = (_logits(states, cast, dtype) - log_sum_exp[rows, None]).exp_()
+            grad = _logits(states, cast, dtype).sub_(log_sum_exp[rows, None]).exp_()
             grad.mul_(mass[rows, None])
             grad.scatter_add_(1, targets[rows, None], grad_log_prob[rows, None])
             if kept:

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -82,7 +82,9 @@ class Engine:
             RequestRefused: invalid (400), larger than the pool even alone (400), or the queue is full (503).
         """
         flight = self._flight(request)
-        if len(self.queue) >= self.limits.max_queued and not self._fits_now(flight):
+        line = [*self.queue, flight]
+        # Those whom the next tick takes in do not wait: many that arrive between two ticks may fill every place.
+        if len(line) - self._admissible(line) > self.limits.max_queued:
             raise RequestRefused(
                 Failed(
                     503,
@@ -185,9 +187,15 @@ class Engine:
         rows = self.limits.page_rows
         return pages_for(positions, rows) + (max_depth - 1) * pages_for(deep, rows)
 
-    def _fits_now(self, flight: Flight) -> bool:
-        room = self.pool.pages - self.reserved
-        return not self.queue and len(self.active) < self.limits.max_active and flight.reserved <= room
+    def _admissible(self, line: Sequence[Flight]) -> int:
+        """How many from the front of the line have a place now. First come, first served: the head waits until its
+        worst case fits, and nobody passes it."""
+        places, room = self.limits.max_active - len(self.active), self.pool.pages - self.reserved
+        for count, flight in enumerate(line):
+            room -= flight.reserved
+            if count == places or room < 0:
+                return count
+        return len(line)
 
     def _drain_s(self) -> int:
         """A rough time until a place is free: answers in flight at ten tokens per second."""
@@ -195,10 +203,7 @@ class Engine:
         return min(60, 1 + left // 10)
 
     def _admit(self) -> None:
-        """First come, first served; the head of the queue waits until its worst case fits."""
-        while self.queue and len(self.active) < self.limits.max_active:
-            if self.reserved + self.queue[0].reserved > self.pool.pages:
-                return
+        for _ in range(self._admissible(self.queue)):
             self.active.append(self.queue.popleft())
 
     def _plan(self) -> list[Piece]:
