@@ -1,25 +1,9 @@
-"""The plots of a run, as SVG for reading and PNG for previews: loss, depths, and the decider's calibration.
-
-Figures are made with matplotlib's object interface, never ``pyplot``, so that nothing global is touched and
-a training process without a display can draw them.
-"""
+"""The plots of a run: loss, depths, and the decider's calibration during training."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-_INK = "#1f2937"
-_DEPTH_COLOURS = ("#94a3b8", "#f59e0b", "#ef4444", "#a21caf")
-"""One per depth, shallow to deep; deeper than four take the last."""
-
-
-def depth_colour(depth: int) -> str:
-    """Hex colour of a depth (1-based), the same in every plot."""
-    return _DEPTH_COLOURS[min(depth, len(_DEPTH_COLOURS)) - 1]
+from fathom.evals.plots.figure import INK, depth_colour, new_figure, save
 
 
 def plot_loss(
@@ -34,25 +18,25 @@ def plot_loss(
         folder: receives ``loss.svg`` and ``loss.png``.
         heldout: label to held-out NLL, drawn as dashed lines (for example before and after).
     """
-    figure, axes = _new_figure("optimizer step", "negative log-likelihood (nats per token)")
+    figure, axes = new_figure("optimizer step", "negative log-likelihood (nats per token)")
     depths = sorted(int(name.rsplit("_", 1)[1]) for name in history if name.startswith("nll/depth_"))
     for depth in depths:
         steps, values = zip(*history[f"nll/depth_{depth}"], strict=True)
         axes.plot(steps, values, color=depth_colour(depth), linewidth=1.2, label=f"depth {depth}")
     if history.get("nll"):
         steps, values = zip(*history["nll"], strict=True)
-        axes.plot(steps, values, color=_INK, linewidth=2.0, label="mixture", marker="." if len(steps) < 30 else "")
+        axes.plot(steps, values, color=INK, linewidth=2.0, label="mixture", marker="." if len(steps) < 30 else "")
     for number, (label, nll) in enumerate((heldout or {}).items()):
         axes.axhline(
             nll,
-            color=_INK,
+            color=INK,
             linewidth=1.0,
             linestyle=("--", ":", "-.")[number % 3],
             label=f"held out, {label}",
         )
     if axes.lines:
         axes.legend(frameon=False)
-    return _save(figure, folder, "loss")
+    return save(figure, folder, "loss")
 
 
 def plot_depths(counts: Mapping[int, int], folder: Path, max_depth: int | None = None) -> list[Path]:
@@ -64,17 +48,17 @@ def plot_depths(counts: Mapping[int, int], folder: Path, max_depth: int | None =
         max_depth: M, so that unused depths show as empty bars; default the deepest used.
     """
     total = sum(counts.values())
-    figure, axes = _new_figure("executed depth", "share of tokens")
+    figure, axes = new_figure("executed depth", "share of tokens")
     depths = range(1, max(max_depth or 1, *counts, 1) + 1)
     for depth in depths:
         share = counts.get(depth, 0) / total if total else 0.0
         axes.bar(depth, share, color=depth_colour(depth), width=0.7)
-        axes.annotate(f"{share:.1%}", (depth, share), ha="center", va="bottom", color=_INK)
+        axes.annotate(f"{share:.1%}", (depth, share), ha="center", va="bottom", color=INK)
     mean = sum(depth * count for depth, count in counts.items()) / total if total else 0.0
-    axes.set_title(f"mean depth {mean:.3f} over {total:,} tokens", fontsize=10, color=_INK)
+    axes.set_title(f"mean depth {mean:.3f} over {total:,} tokens", fontsize=10, color=INK)
     axes.set_xticks(list(depths))
     axes.set_ylim(0, 1.08)
-    return _save(figure, folder, "depths")
+    return save(figure, folder, "depths")
 
 
 def plot_calibration(bins: Sequence[tuple[float, float, int, float]], threshold: float, folder: Path) -> list[Path]:
@@ -87,11 +71,11 @@ def plot_calibration(bins: Sequence[tuple[float, float, int, float]], threshold:
         threshold: tau, drawn as a line.
         folder: receives ``calibration.svg`` and ``calibration.png``.
     """
-    figure, axes = _new_figure("continue probability g", "mean measured gain (nats)")
+    figure, axes = new_figure("continue probability g", "mean measured gain (nats)")
     filled = [entry for entry in bins if entry[2] > 0]
     largest = max((count for _, _, count, _ in filled), default=1)
-    axes.axhline(0.0, color=_INK, linewidth=0.8)
-    axes.axvline(threshold, color=_INK, linewidth=1.0, linestyle="--", label=f"threshold {threshold:g}")
+    axes.axhline(0.0, color=INK, linewidth=0.8)
+    axes.axvline(threshold, color=INK, linewidth=1.0, linestyle="--", label=f"threshold {threshold:g}")
     for low, high, count, gain in filled:
         colour = depth_colour(2 if low >= threshold else 1)
         axes.bar(
@@ -109,31 +93,6 @@ def plot_calibration(bins: Sequence[tuple[float, float, int, float]], threshold:
             fontsize=7,
         )
     axes.set_xlim(0.0, 1.0)
-    axes.set_title("tokens per bin above or below each bar", fontsize=10, color=_INK)
+    axes.set_title("tokens per bin above or below each bar", fontsize=10, color=INK)
     axes.legend(frameon=False)
-    return _save(figure, folder, "calibration")
-
-
-def _new_figure(x_label: str, y_label: str) -> tuple["Figure", "Axes"]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-    axes = figure.subplots()
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#e5e7eb", linewidth=0.8)
-    axes.set_axisbelow(True)
-    return figure, axes
-
-
-def _save(figure: "Figure", folder: Path, name: str) -> list[Path]:
-    from matplotlib import rc_context
-
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.svg", folder / f"{name}.png"]
-    # A fixed salt and no date: the same numbers give the same bytes.
-    with rc_context({"svg.hashsalt": "fathom", "svg.fonttype": "none"}):
-        figure.savefig(paths[0], metadata={"Date": None})
-        figure.savefig(paths[1], dpi=144)
-    return paths
+    return save(figure, folder, "calibration")
