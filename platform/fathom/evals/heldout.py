@@ -7,25 +7,16 @@ are grouped into forwards beyond rounding.
 
 import math
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fathom.errors import DataError
-from fathom.model.rows import PackedRows, pack_documents
+from fathom.evals.batches import Documents, batches, evaluating, nothing_supervised
+from fathom.model.rows import PackedRows
 
 if TYPE_CHECKING:
     from fathom.model.looped import LoopedLM
-
-
-class Documents(Protocol):
-    """What is scored: token ids and mask by number (``fathom.data.prepared.Prepared`` is one)."""
-
-    def __len__(self) -> int: ...
-
-    def document(self, number: int, /) -> tuple[list[int], list[bool]]: ...
 
 
 class HeldoutReport(NamedTuple):
@@ -149,33 +140,10 @@ def heldout_nll(
         DataError: no token is supervised.
     """
     count = len(prepared) if max_examples is None else min(max_examples, len(prepared))
-    device = next(model.parameters()).device
-    was_training = model.training
     sums, started = _Sums(), time.perf_counter()
-    model.eval()
-    try:
-        with torch.no_grad():
-            for rows in _forwards(prepared, count, tokens_per_forward):
-                sums.add(model, rows.to(device), head_chunk_rows)
-    finally:
-        model.train(was_training)
+    with evaluating(model) as device:
+        for batch in batches(prepared, tokens_per_forward, max_examples):
+            sums.add(model, batch.rows.to(device), head_chunk_rows)
     if not sums.tokens:
-        raise DataError(
-            f"held-out data has no supervised token in its {count} documents",
-            "point data.heldout at conversations with answers, or raise data.context_tokens",
-        )
+        raise nothing_supervised(count)
     return sums.report(model.method.max_depth, count, time.perf_counter() - started)
-
-
-def _forwards(prepared: Documents, count: int, tokens_per_forward: int) -> Iterator[PackedRows]:
-    batch: list[tuple[list[int], list[bool]]] = []
-    size = 0
-    for number in range(count):
-        ids, mask = prepared.document(number)
-        if batch and size + len(ids) > tokens_per_forward:
-            yield pack_documents(batch)
-            batch, size = [], 0
-        batch.append((list(ids), list(mask)))
-        size += len(ids)
-    if batch:
-        yield pack_documents(batch)
