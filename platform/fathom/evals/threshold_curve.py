@@ -1,0 +1,124 @@
+"""NLL against decode FLOPs while the threshold moves: the same documents, teacher-forced, scored again at each tau."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fathom.errors import ConfigError
+from fathom.evals.batches import (
+    HEAD_CHUNK_ROWS,
+    TOKENS_PER_FORWARD,
+    Documents,
+    batches,
+    evaluating,
+    nothing_supervised,
+)
+from fathom.evals.curve import Curve, Measured, make_curve
+from fathom.model.flops import decode_flops
+
+if TYPE_CHECKING:
+    from fathom.model.config import BackboneConfig
+    from fathom.model.looped import LoopedLM
+    from fathom.model.methods import Method
+
+
+@contextlib.contextmanager
+def dial(model: "LoopedLM", threshold: float | None = None, max_depth: int | None = None) -> Iterator[None]:
+    """The model with another tau or M for a while; None keeps its own."""
+    before = model.method
+    model.method = replace(
+        before,
+        threshold=before.threshold if threshold is None else threshold,
+        max_depth=before.max_depth if max_depth is None else max_depth,
+    )
+    try:
+        yield
+    finally:
+        model.method = before
+
+
+def answer_flops(config: "BackboneConfig", method: "Method", executed: Sequence[int], scored: Sequence[bool]) -> float:
+    """Decode FLOPs of a document's answers, had they been generated: every run of scored rows is an answer, and all rows
+    before it are its prompt.
+
+    Args:
+        executed: depth of each row of one document.
+        scored: whether its next token belongs to an answer.
+    """
+    total, start = 0.0, 0
+    while start < len(scored):
+        if not scored[start]:
+            start += 1
+            continue
+        stop = start
+        while stop < len(scored) and scored[stop]:
+            stop += 1
+        total += decode_flops(config, method, list(executed[:start]), list(executed[start:stop]))
+        start = stop
+    return total
+
+
+def nll_settings(
+    model: "LoopedLM",
+    documents: Documents,
+    thresholds: Sequence[float],
+    tokens_per_forward: int = TOKENS_PER_FORWARD,
+    head_chunk_rows: int = HEAD_CHUNK_ROWS,
+) -> list[Measured]:
+    """A point for each threshold; items are documents, units are supervised tokens.
+
+    Raises:
+        ConfigError: the method has no decider, or a threshold is not within 0 to 1.
+        DataError: no token is supervised.
+    """
+    if model.decider is None:
+        raise ConfigError(
+            f"method {model.method.name!r} has no decider, so there is no threshold to move",
+            "measure a method with a decider",
+        )
+    for threshold in thresholds:
+        if not 0 <= threshold <= 1:
+            raise ConfigError(f"threshold {threshold} is not a probability", "give values from 0 to 1")
+    settings = []
+    for threshold in thresholds:
+        with dial(model, threshold):
+            settings.append(_score(model, documents, threshold, tokens_per_forward, head_chunk_rows))
+    return settings
+
+
+def threshold_curve(name: str, settings: Sequence[Measured], seed: int = 0) -> Curve:
+    """NLL against log2 of mean decode FLOPs per token; the slope is nats per doubling."""
+    return make_curve(name, "NLL (nats per token)", "token", "threshold", settings, seed)
+
+
+def _score(
+    model: "LoopedLM", documents: Documents, threshold: float, tokens_per_forward: int, head_chunk_rows: int
+) -> Measured:
+    flops: list[float] = []
+    totals: list[float] = []
+    units: list[float] = []
+    with evaluating(model) as device:
+        for batch in batches(documents, tokens_per_forward):
+            rows = batch.rows.to(device)
+            trace = model(rows, head_chunk_rows=head_chunk_rows)
+            for number in range(len(batch.documents)):
+                mine = rows.sequence == number
+                scored = rows.supervised & mine
+                if not bool(scored.any()):
+                    continue
+                flops.append(
+                    answer_flops(model.config, model.method, _list(trace.executed, mine), _list(rows.supervised, mine))
+                )
+                totals.append(-float(trace.log_prob[scored].double().sum()))
+                units.append(float(scored.sum()))
+    if not units:
+        raise nothing_supervised(len(documents))
+    return Measured(threshold, flops, totals, units)
+
+
+def _list(column: Tensor, mine: Tensor) -> list:
+    return torch.masked_select(column, mine).tolist()
