@@ -183,7 +183,7 @@ def cutoff_settings(
     for cutoff in cutoffs:
         if not 1 <= cutoff <= longest:
             raise ConfigError(
-                f"cutoff {cutoff} is not within the 1 to {longest} tokens that were generated", "lower it"
+                f"cutoff {cutoff} is not within the 1 to {longest} tokens that were generated", "change it"
             )
     return [measured(cutoff, truncate(responses, cutoff, decode), flops, match) for cutoff in cutoffs]
 

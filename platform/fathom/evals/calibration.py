@@ -8,6 +8,7 @@ both. For rows that stopped, it depends on what is asked, and the report says wh
 * ``forced``: all rows run all depths. With visibility across depths this changes the keys that everyone sees.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -145,7 +146,7 @@ def fill_bins(pairs: Tensor, bins: int = BINS) -> list[Bin]:
 def crossings(bins: Sequence[Bin]) -> list[float]:
     """Where the mean gain changes its sign, linear between the (mean g, mean gain) of neighbouring bins."""
     found = []
-    for left, right in zip(bins, bins[1:], strict=False):
+    for left, right in itertools.pairwise(bins):
         if (left.gain < 0) != (right.gain < 0):
             along = left.gain / (left.gain - right.gain)
             found.append(left.probability + along * (right.probability - left.probability))

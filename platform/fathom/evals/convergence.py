@@ -1,4 +1,4 @@
-"""Does the looped state settle? How far it moves and turns from one iteration to the next, and what that does to NLL."""
+"""Does the looped state settle? How far it moves and turns from depth to depth, and what that does to NLL."""
 
 from typing import TYPE_CHECKING, NamedTuple
 

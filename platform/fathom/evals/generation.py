@@ -46,8 +46,8 @@ class Generation(NamedTuple):
 class Generate(Protocol):
     """Answers to prompts of token ids, in their order.
 
-    A prompt's noise depends on (seed, its number in ``prompts``, position) alone: the same prompt given twice is sampled
-    twice, and no two items share their noise.
+    A prompt's noise depends on (seed, its number in ``prompts``, position) alone: the same prompt given twice is
+    sampled twice, and no two items share their noise.
     """
 
     def __call__(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Generation]: ...

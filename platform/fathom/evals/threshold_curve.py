@@ -5,9 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 from fathom.errors import ConfigError
 from fathom.evals.batches import (
     HEAD_CHUNK_ROWS,
@@ -42,8 +39,8 @@ def dial(model: "LoopedLM", threshold: float | None = None, max_depth: int | Non
 
 
 def answer_flops(config: "BackboneConfig", method: "Method", executed: Sequence[int], scored: Sequence[bool]) -> float:
-    """Decode FLOPs of a document's answers, had they been generated: every run of scored rows is an answer, and all rows
-    before it are its prompt.
+    """Decode FLOPs of a document's answers, had they been generated: every run of scored rows is an answer, and all
+    rows before it are its prompt.
 
     Args:
         executed: depth of each row of one document.
@@ -110,15 +107,10 @@ def _score(
                 scored = rows.supervised & mine
                 if not bool(scored.any()):
                     continue
-                flops.append(
-                    answer_flops(model.config, model.method, _list(trace.executed, mine), _list(rows.supervised, mine))
-                )
+                executed, answers = trace.executed[mine].tolist(), rows.supervised[mine].tolist()
+                flops.append(answer_flops(model.config, model.method, executed, answers))
                 totals.append(-float(trace.log_prob[scored].double().sum()))
                 units.append(float(scored.sum()))
     if not units:
         raise nothing_supervised(len(documents))
     return Measured(threshold, flops, totals, units)
-
-
-def _list(column: Tensor, mine: Tensor) -> list:
-    return torch.masked_select(column, mine).tolist()
