@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fathom.evals.batches import Documents, evaluating
+from fathom.evals.batches import HEAD_CHUNK_ROWS, Documents, evaluating
+from fathom.evals.forward import routed_trace
 from fathom.evals.plain import plain
 from fathom.model.attention import TrainingView
 from fathom.model.layers import SelfAttention
@@ -30,6 +31,8 @@ AGREE = 1e-2
 
 class AttentionMass(NamedTuple):
     """Mean attention weight by depth, ``mass[m-1][j-1][layer][head]``, over queries of depth m; sums to 1 over j.
+
+    Layers that run once for each token (a prelude, a coda) count at depth 1.
 
     Attributes:
         mass: as said; 0 where a depth-m query sees no key of depth j.
@@ -64,7 +67,8 @@ def attention_mass(
     with evaluating(model) as device, recording(model, record):
         for number in range(count):
             ids, mask = documents.document(number)
-            model(pack_documents([(ids[:max_tokens], mask[:max_tokens])]).to(device))
+            rows = pack_documents([(ids[:max_tokens], mask[:max_tokens])])
+            routed_trace(model, rows.to(device), HEAD_CHUNK_ROWS)
     return record.report(count, max_tokens)
 
 

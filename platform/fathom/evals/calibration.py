@@ -25,7 +25,7 @@ from fathom.evals.batches import (
     evaluating,
     nothing_supervised,
 )
-from fathom.evals.forced import forced_trace, losses_by_depth, require_depths
+from fathom.evals.forward import forced_trace, losses_by_depth, require_depths, routed_trace
 from fathom.evals.plain import plain
 from fathom.model.rows import PackedRows
 
@@ -104,10 +104,8 @@ def calibration(
     with evaluating(model) as device:
         for batch in batches(documents, tokens_per_forward):
             rows = batch.rows.to(device)
-            if lookahead is None:
-                trace = forced_trace(model, rows, head_chunk_rows)
-            else:
-                trace = model(rows, head_chunk_rows=head_chunk_rows)
+            run = forced_trace if lookahead is None else routed_trace
+            trace = run(model, rows, head_chunk_rows)
             for depth, pairs in _decisions(model, trace, rows, lookahead).items():
                 found.setdefault(depth, []).append(pairs.cpu())
     if not found:

@@ -14,7 +14,7 @@ from fathom.evals.batches import (
     evaluating,
     nothing_supervised,
 )
-from fathom.evals.forced import forced_trace, losses_by_depth, require_depths
+from fathom.evals.forward import forced_trace, losses_by_depth, require_depths
 from fathom.evals.plain import plain
 
 if TYPE_CHECKING:

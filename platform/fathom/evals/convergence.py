@@ -13,7 +13,7 @@ from fathom.evals.batches import (
     evaluating,
     nothing_supervised,
 )
-from fathom.evals.forced import forced_trace, losses_by_depth, require_depths
+from fathom.evals.forward import STATE, forced_trace, losses_by_depth, require_depths, state_of
 from fathom.evals.plain import plain
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Convergence(NamedTuple):
     """Iterations of the looped state.
 
     Attributes:
-        state: which state: what the readout sees, after the final norm.
+        state: which state it is.
         iterations: by depth.
         rows: supervised rows.
     """
@@ -88,7 +88,7 @@ def convergence(
             losses.append(losses_by_depth(trace, rows.count)[rows.supervised].cpu())
             previous: Tensor | None = None
             for depth, level in enumerate(trace.depths, start=1):
-                state = level.hidden[rows.supervised[level.index]].double().cpu()
+                state = state_of(level)[rows.supervised[level.index]].double().cpu()
                 norms.setdefault(depth, []).append(state.norm(dim=-1))
                 if previous is not None:
                     moved.setdefault(depth, []).append((state - previous).norm(dim=-1) / state.norm(dim=-1))
@@ -107,7 +107,7 @@ def convergence(
         )
         for depth in sorted(norms)
     ]
-    return Convergence("after the final norm", iterations, nll.shape[0])
+    return Convergence(STATE, iterations, nll.shape[0])
 
 
 def spread(values: Tensor) -> Spread:

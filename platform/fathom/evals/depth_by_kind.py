@@ -11,6 +11,7 @@ from fathom.evals.batches import (
     evaluating,
     nothing_supervised,
 )
+from fathom.evals.forward import routed_trace
 from fathom.evals.plain import plain
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def depth_by_kind(
     with evaluating(model) as device:
         for batch in batches(documents, tokens_per_forward):
             rows = batch.rows.to(device)
-            trace = model(rows, head_chunk_rows=head_chunk_rows)
+            trace = routed_trace(model, rows, head_chunk_rows)
             targets: list[str] = []
             for number in batch.documents:
                 ids, _ = documents.document(number)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fathom.evals.batches import Documents, batches, evaluating, nothing_supervised
+from fathom.evals.forward import routed_trace
 from fathom.model.rows import PackedRows
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class _Sums:
         self.nll_before: dict[int, float] = {}
 
     def add(self, model: "LoopedLM", rows: PackedRows, head_chunk_rows: int) -> None:
-        trace = model.forward(rows, head_chunk_rows=head_chunk_rows)
+        trace = routed_trace(model, rows, head_chunk_rows)
         scored = rows.supervised
         self.nll -= float(trace.log_prob[scored].double().sum())
         self.tokens += int(scored.sum())

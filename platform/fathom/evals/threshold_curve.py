@@ -1,8 +1,6 @@
 """NLL against decode FLOPs while the threshold moves: the same documents, teacher-forced, scored again at each tau."""
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fathom.errors import ConfigError
@@ -15,27 +13,13 @@ from fathom.evals.batches import (
     nothing_supervised,
 )
 from fathom.evals.curve import Curve, Measured, make_curve
+from fathom.evals.forward import dial, routed_trace
 from fathom.model.flops import decode_flops
 
 if TYPE_CHECKING:
     from fathom.model.config import BackboneConfig
     from fathom.model.looped import LoopedLM
     from fathom.model.methods import Method
-
-
-@contextlib.contextmanager
-def dial(model: "LoopedLM", threshold: float | None = None, max_depth: int | None = None) -> Iterator[None]:
-    """The model with another tau or M for a while; None keeps its own."""
-    before = model.method
-    model.method = replace(
-        before,
-        threshold=before.threshold if threshold is None else threshold,
-        max_depth=before.max_depth if max_depth is None else max_depth,
-    )
-    try:
-        yield
-    finally:
-        model.method = before
 
 
 def answer_flops(config: "BackboneConfig", method: "Method", executed: Sequence[int], scored: Sequence[bool]) -> float:
@@ -101,7 +85,7 @@ def _score(
     with evaluating(model) as device:
         for batch in batches(documents, tokens_per_forward):
             rows = batch.rows.to(device)
-            trace = model(rows, head_chunk_rows=head_chunk_rows)
+            trace = routed_trace(model, rows, head_chunk_rows)
             for number in range(len(batch.documents)):
                 mine = rows.sequence == number
                 scored = rows.supervised & mine

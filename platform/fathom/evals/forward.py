@@ -1,5 +1,8 @@
-"""Losses by depth, whatever the exit rule would have done."""
+"""The forwards that measures need: routed by the model, or with every row forced through all depths."""
 
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,7 +12,15 @@ from fathom.errors import ConfigError
 from fathom.model.rows import PackedRows
 
 if TYPE_CHECKING:
-    from fathom.model.looped import LoopedLM, Trace
+    from fathom.model.looped import DepthTrace, LoopedLM, Trace
+
+STATE = "after the final norm"
+"""What :func:`state_of` gives."""
+
+
+def routed_trace(model: "LoopedLM", rows: PackedRows, head_chunk_rows: int) -> "Trace":
+    """A forward as the model is trained and served: its exit rule chooses every row's depth."""
+    return model(rows, head_chunk_rows=head_chunk_rows)
 
 
 def forced_trace(model: "LoopedLM", rows: PackedRows, head_chunk_rows: int) -> "Trace":
@@ -29,6 +40,26 @@ def losses_by_depth(trace: "Trace", count: int) -> Tensor:
     for number, level in enumerate(trace.depths):
         losses[level.index, number] = -level.log_prob.double()
     return losses
+
+
+def state_of(level: "DepthTrace") -> Tensor:
+    """The looped state ``[n, d]`` of the rows that ran a depth."""
+    return level.hidden
+
+
+@contextlib.contextmanager
+def dial(model: "LoopedLM", threshold: float | None = None, max_depth: int | None = None) -> Iterator[None]:
+    """The model with another tau or M for a while; None keeps its own."""
+    before = model.method
+    model.method = replace(
+        before,
+        threshold=before.threshold if threshold is None else threshold,
+        max_depth=before.max_depth if max_depth is None else max_depth,
+    )
+    try:
+        yield
+    finally:
+        model.method = before
 
 
 def require_depths(model: "LoopedLM", what: str) -> None:
