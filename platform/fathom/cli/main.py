@@ -33,6 +33,7 @@ COMMANDS: dict[str, Entry] = {
     "status": Entry("fathom.cli.jobs", "status", "List the jobs of a cluster, or show one."),
     "stop": Entry("fathom.cli.jobs", "stop", "Stop a submitted job."),
     "eval": Entry("fathom.cli.evaluate", "evaluate", "Measure a model on held-out conversations."),
+    "claims": Entry("fathom.cli.claims", "claims", "Train small models and judge the papers' claims by every seed."),
     "export": Entry("fathom.cli.export", "export", "Write a trained model as a Hugging Face folder."),
     "models": Entry("fathom.cli.models", "models", "List the registered models and their versions."),
     "deploy": Entry("fathom.cli.deploy", "deploy", "Serve a model behind an OpenAI-compatible endpoint."),
