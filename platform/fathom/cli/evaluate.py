@@ -1,13 +1,20 @@
-"""``fathom eval``: held-out likelihood and depths of a model on a recipe's held-out conversations."""
+"""``fathom eval``: measures of a model on a recipe's held-out conversations, or on a task of its own."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from fathom.cli.measures import Asked, Bench
     from fathom.config.schema import RunConfig
-    from fathom.evals.heldout import HeldoutReport
+
+MEASURE_HELP = (
+    "all, or names with commas: heldout, changes, calibration, kinds, convergence, attention, thresholds, accuracy, "
+    "accuracy-curve; default heldout."
+)
 
 
 def evaluate(
@@ -34,6 +41,30 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    measures: Annotated[str | None, typer.Option(help=MEASURE_HELP, show_default=False)] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for each measure's JSON, PNG and SVG; default none.", show_default=False),
+    ] = None,
+    thresholds: Annotated[
+        str | None,
+        typer.Option(help="Of the measure thresholds; default 0.1 to 0.9.", show_default=False),
+    ] = None,
+    accuracy: Annotated[
+        bool, typer.Option("--accuracy", help="Also generate answers and grade them by exact match.")
+    ] = False,
+    task: Annotated[
+        str | None,
+        typer.Option(help="Questions and answers (.jsonl) to grade; default held-out data.", show_default=False),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Answers per question: avg@k and cons@k.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 takes the most probable token.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, tokens.")] = 256,
+    match: Annotated[str, typer.Option(help="What must be equal: the last number, or the text.")] = "number",
+    cutoffs: Annotated[
+        str | None,
+        typer.Option(help="Answer lengths of the curve; default eighths of --max-tokens.", show_default=False),
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", help="section.key=value, may be repeated.", show_default=False),
@@ -41,37 +72,49 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Measure a model on held-out conversations."""
+    from fathom.cli.asked import asked_for
+    from fathom.cli.measures import check_out, run_measures
     from fathom.config.load import load_recipe
 
     chosen = list(overrides or [])
     if max_examples is not None:
         chosen.append(f"data.max_heldout_examples={max_examples}")
     config = load_recipe(recipe, chosen)
-    report = score(config, model or config.model.base, step_zero)
+    asked = asked_for(measures, accuracy, thresholds, task, samples, temperature, max_tokens, match, cutoffs)
+    check_out(out)
+    reference = model or config.model.base
+    more = measures is not None or accuracy
+    with bench(config, reference, step_zero, asked) as loaded, tracked(config, reference, out, more) as (folder, log):
+        results = run_measures(loaded, folder)
+        log(results)
     if as_json:
         import json
 
-        typer.echo(json.dumps(report.as_json(), indent=2))
+        plain = {name: result.as_json() for name, result in results.items()}
+        typer.echo(json.dumps(plain if more else plain["heldout"], indent=2, allow_nan=False))
     else:
-        print_report(report)
+        print_results(results)
 
 
-def score(config: "RunConfig", reference: str, step_zero: bool = False) -> "HeldoutReport":
-    """Score a model on a recipe's held-out data.
+@contextlib.contextmanager
+def bench(config: "RunConfig", reference: str, step_zero: bool, asked: "Asked") -> "Iterator[Bench]":
+    """Load a model and prepare a recipe's held-out data.
 
     Args:
         config: its ``data`` says what is scored; with ``step_zero``, its ``method`` and ``seed`` convert the model.
         reference: what ``fathom deploy`` takes, or a recipe's ``model.base``.
+        asked: the measures.
 
     Raises:
         ConfigError: the recipe has no held-out data.
     """
     import tempfile
 
+    from fathom.cli.measures import Bench
     from fathom.data.prepared import prepare
+    from fathom.data.records import require_source
     from fathom.data.template import Renderer
     from fathom.errors import ConfigError
-    from fathom.evals.heldout import heldout_nll
     from fathom.model.folder import load_model, load_tokenizer
     from fathom_serve.deploy.source import local_folder, resolve
 
@@ -80,6 +123,8 @@ def score(config: "RunConfig", reference: str, step_zero: bool = False) -> "Held
             "data.heldout is not set: there is nothing to score on",
             "name held-out data in the recipe",
         )
+    if asked.task is not None:
+        require_source("--task", asked.task)
     folder = local_folder(resolve(reference, config.tracking.uri))
     model = load_model(folder, config.method if step_zero else None, seed=config.seed)
     with tempfile.TemporaryDirectory() as work:
@@ -89,35 +134,43 @@ def score(config: "RunConfig", reference: str, step_zero: bool = False) -> "Held
             Renderer(load_tokenizer(folder)),
             Path(work) / "heldout",
         )
-        return heldout_nll(
-            model,
-            prepared,
-            tokens_per_forward=config.train.micro_batch_tokens,
-            head_chunk_rows=config.train.head_chunk_rows,
-        )
+        yield Bench(config, model, folder, prepared, asked)
 
 
-def print_report(report: "HeldoutReport") -> None:
+@contextlib.contextmanager
+def tracked(config: "RunConfig", reference: str, out: Path | None, more: bool) -> Iterator[tuple[Path | None, Any]]:
+    """Where results are written, and what logs them to MLflow when they are there.
+
+    Measures beyond the held-out table are logged when the recipe, the environment or the local stack has a server;
+    without ``out`` their files live as long as it takes to log them.
+    """
+    import tempfile
+
+    from fathom.cli.measure_tracking import track_results
+    from fathom.cli.measures import note
+    from fathom.orchestrate.run import tracking_uri
+
+    uri = tracking_uri(config) if more else None
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = out or (Path(scratch) if uri is not None else None)
+
+        def log(results: dict[str, Any]) -> None:
+            if uri is not None and folder is not None and results:
+                page = track_results(config, uri, reference, results, folder)
+                note(f"tracked: {page}" if page else f"MLflow at {uri} has not received the results")
+
+        yield folder, log
+
+
+def print_results(results: dict[str, Any]) -> None:
     """A short table on stdout."""
     from rich.console import Console
     from rich.table import Table
 
+    from fathom.cli.measures import MEASURES
+
     table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_row(
-        "held-out NLL",
-        f"{report.nll:.4f} nats per token (perplexity {report.perplexity:.2f})",
-    )
-    table.add_row("mean depth", f"{report.mean_depth:.3f} (prompt {report.prompt_mean_depth:.3f})")
-    for depth, share in report.share_continuing.items():
-        table.add_row(f"continuing at depth {depth}", f"{share:.1%}")
-    for depth, (before, after) in report.nll_depth_pairs.items():
-        table.add_row(
-            f"tokens that ran depth {depth}",
-            f"NLL {before:.4f} at depth {depth - 1}, {after:.4f} at depth {depth}",
-        )
-    rate = report.supervised_tokens / report.seconds if report.seconds else 0.0
-    table.add_row(
-        "scored",
-        f"{report.supervised_tokens:,} tokens of {report.documents:,} conversations, {rate:,.0f} tokens/s",
-    )
+    for name, result in results.items():
+        for label, text in MEASURES[name].lines(result):
+            table.add_row(label, text)
     Console().print(table)

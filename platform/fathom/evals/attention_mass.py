@@ -68,7 +68,7 @@ def attention_mass(
         for number in range(count):
             ids, mask = documents.document(number)
             rows = pack_documents([(ids[:max_tokens], mask[:max_tokens])])
-            routed_trace(model, rows.to(device), HEAD_CHUNK_ROWS)
+            routed_trace(model, rows.to(device), HEAD_CHUNK_ROWS, read_all=False)
     return record.report(count, max_tokens)
 
 

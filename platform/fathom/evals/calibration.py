@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from fathom.errors import ConfigError
 from fathom.evals.batches import (
     HEAD_CHUNK_ROWS,
     TOKENS_PER_FORWARD,
@@ -25,12 +24,13 @@ from fathom.evals.batches import (
     evaluating,
     nothing_supervised,
 )
-from fathom.evals.forward import forced_trace, losses_by_depth, require_depths, routed_trace
+from fathom.evals.forward import NotForThisMethod, forced_trace, losses_by_depth, require_depths, routed_trace
 from fathom.evals.plain import plain
 from fathom.model.rows import PackedRows
 
 if TYPE_CHECKING:
-    from fathom.model.looped import LoopedLM, Trace
+    from fathom.model.levels import Trace
+    from fathom.model.looped import LoopedLM
 
 BINS = 10
 
@@ -96,7 +96,7 @@ def calibration(
         lookahead: measures rows that stopped; None forces all rows through all depths instead.
 
     Raises:
-        ConfigError: the method decides nothing by a continue probability.
+        NotForThisMethod: the method decides nothing by a continue probability.
         DataError: no token is supervised.
     """
     require_depths(model, "calibration")
@@ -109,7 +109,7 @@ def calibration(
             for depth, pairs in _decisions(model, trace, rows, lookahead).items():
                 found.setdefault(depth, []).append(pairs.cpu())
     if not found:
-        raise ConfigError(
+        raise NotForThisMethod(
             f"method {model.method.name!r} has no continue probability to calibrate", "measure a method with a decider"
         )
     by_depth = {depth: torch.cat(parts) for depth, parts in sorted(found.items())}

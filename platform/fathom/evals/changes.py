@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from fathom.errors import ConfigError
 from fathom.evals.batches import (
     HEAD_CHUNK_ROWS,
     TOKENS_PER_FORWARD,
@@ -14,7 +13,7 @@ from fathom.evals.batches import (
     evaluating,
     nothing_supervised,
 )
-from fathom.evals.forward import forced_trace, losses_by_depth, require_depths
+from fathom.evals.forward import NotForThisMethod, forced_trace, losses_by_depth, require_depths
 from fathom.evals.plain import plain
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ def depth_changes(
     """Run every supervised row through all depths and compare its losses.
 
     Raises:
-        ConfigError: the model has one depth, or reads out one only.
+        NotForThisMethod: the model has one depth, or reads out one only.
         DataError: no token is supervised.
     """
     require_depths(model, "the share of unchanged tokens")
@@ -114,7 +113,7 @@ def depth_changes(
         raise nothing_supervised(len(documents))
     read = [number + 1 for number in range(losses.shape[1]) if bool(torch.isfinite(losses[:, number]).any())]
     if len(read) < 2:
-        raise ConfigError(
+        raise NotForThisMethod(
             f"method {model.method.name!r} reads out one depth only: {read}", "measure a method that reads out several"
         )
     steps = [compare(losses, depth, depth + 1, tolerance) for depth in read if depth + 1 in read]

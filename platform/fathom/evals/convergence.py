@@ -73,7 +73,7 @@ def convergence(
     """Run every row through all depths and follow the state of supervised rows.
 
     Raises:
-        ConfigError: the model has one depth.
+        NotForThisMethod: the model has one depth.
         DataError: no token is supervised.
     """
     require_depths(model, "convergence")

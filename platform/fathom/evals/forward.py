@@ -12,14 +12,19 @@ from fathom.errors import ConfigError
 from fathom.model.rows import PackedRows
 
 if TYPE_CHECKING:
-    from fathom.model.looped import DepthTrace, LoopedLM, Trace
+    from fathom.model.levels import DepthTrace, Trace
+    from fathom.model.looped import LoopedLM
 
-STATE = "after the final norm"
+STATE = "as carried to the next depth, before the final norm"
 """What :func:`state_of` gives."""
 
 
-def routed_trace(model: "LoopedLM", rows: PackedRows, head_chunk_rows: int) -> "Trace":
-    """A forward as the model is trained and served: its exit rule chooses every row's depth."""
+def routed_trace(model: "LoopedLM", rows: PackedRows, head_chunk_rows: int, read_all: bool = True) -> "Trace":
+    """A forward as the model is trained and served: its exit rule chooses every row's depth.
+
+    Args:
+        read_all: read every depth that is run, also where the method reads the last alone.
+    """
     return model(rows, head_chunk_rows=head_chunk_rows)
 
 
@@ -34,17 +39,22 @@ def forced_trace(model: "LoopedLM", rows: PackedRows, head_chunk_rows: int) -> "
 
 
 def losses_by_depth(trace: "Trace", count: int) -> Tensor:
-    """-log q^(m)[target] of each depth alone, fp64 ``[count, depths]``; NaN where a row did not run the depth."""
+    """-log q^(m)[target] of each depth alone, fp64 ``[count, depths]``; NaN where it was not run or not read."""
     device = trace.executed.device
     losses = torch.full((count, len(trace.depths)), torch.nan, dtype=torch.float64, device=device)
     for number, level in enumerate(trace.depths):
-        losses[level.index, number] = -level.log_prob.double()
+        if level.log_prob is not None:
+            losses[level.index, number] = -level.log_prob.double()
     return losses
 
 
 def state_of(level: "DepthTrace") -> Tensor:
     """The looped state ``[n, d]`` of the rows that ran a depth."""
     return level.hidden
+
+
+class NotForThisMethod(ConfigError):
+    """A measure of something that the model's method does not have."""
 
 
 @contextlib.contextmanager
@@ -66,9 +76,9 @@ def require_depths(model: "LoopedLM", what: str) -> None:
     """Raise unless the model has depths to compare.
 
     Raises:
-        ConfigError: it has one; names the measure.
+        NotForThisMethod: it has one; names the measure.
     """
     if model.method.max_depth < 2:
-        raise ConfigError(
+        raise NotForThisMethod(
             f"{what} compares depths, and method {model.method.name!r} has one", "measure a model of two depths or more"
         )

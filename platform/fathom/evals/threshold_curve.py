@@ -13,7 +13,7 @@ from fathom.evals.batches import (
     nothing_supervised,
 )
 from fathom.evals.curve import Curve, Measured, make_curve
-from fathom.evals.forward import dial, routed_trace
+from fathom.evals.forward import NotForThisMethod, dial, routed_trace
 from fathom.model.flops import decode_flops
 
 if TYPE_CHECKING:
@@ -53,11 +53,12 @@ def nll_settings(
     """A point for each threshold; items are documents, units are supervised tokens.
 
     Raises:
-        ConfigError: the method has no decider, or a threshold is not within 0 to 1.
+        NotForThisMethod: the method has no decider.
+        ConfigError: a threshold is not within 0 to 1.
         DataError: no token is supervised.
     """
     if model.decider is None:
-        raise ConfigError(
+        raise NotForThisMethod(
             f"method {model.method.name!r} has no decider, so there is no threshold to move",
             "measure a method with a decider",
         )
