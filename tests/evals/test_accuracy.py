@@ -18,6 +18,7 @@ from fathom.evals.accuracy import (
     majority,
     measured,
     respond,
+    threshold_settings,
     truncate,
 )
 from fathom.evals.generation import Generation, Sampling
@@ -100,6 +101,23 @@ def test_cutoffs_grade_what_is_left_of_the_same_answers():
     assert settings[1].flops == pytest.approx([2 * 6 / 3, 2 * 6 / 3, 2 * 3 / 3])
     curve = accuracy_curve("model", "cutoff", settings)
     assert [point.setting for point in curve.points] == [1, 2, 8] and curve.slope.value > 0
+
+
+def test_thresholds_are_generated_one_by_one():
+    asked = []
+
+    def at_threshold(prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Generation]:
+        asked.append(sampling)
+        return [generation("7" if sampling.threshold == 0.2 else "8", depth=1 + (sampling.threshold == 0.2))] * 6
+
+    settings = threshold_settings(ITEMS, at_threshold, Sampling(8, 0.6, seed=9), [0.2, 0.8], count_rows, samples=2)
+    assert asked == [Sampling(8, 0.6, seed=9, threshold=tau) for tau in (0.2, 0.8)]
+    assert [(entry.setting, list(entry.flops), list(entry.totals)) for entry in settings] == [
+        (0.2, [2, 2, 2], [100, 0, 0]),
+        (0.8, [1, 1, 1], [0, 0, 0]),
+    ]
+    with pytest.raises(ConfigError, match=r"threshold -0\.1"):
+        threshold_settings(ITEMS, at_threshold, Sampling(8), [-0.1, 0.5], count_rows)
 
 
 def test_text_must_match_whole():

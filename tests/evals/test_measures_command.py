@@ -101,6 +101,17 @@ def test_accuracy_generates_samples_and_grades_them(place: Path, capsys: pytest.
     assert "avg@3" in table and "cons@3" in table and "decode FLOPs" in table
 
 
+def test_accuracy_by_threshold_generates_for_each(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--model", place / "tiny", "--task", place / "task.jsonl", "--max-tokens", 4]
+    options = ["--measures", "accuracy-thresholds", "--thresholds", "0,1"]
+    code, text, log = fathom(capsys, "eval", place / "tiny.yaml", *where, *options, "--json")
+    assert code == 0, log
+    [deep, shallow] = sorted(strict(text)["accuracy-thresholds"]["points"], key=lambda point: point["setting"])
+    assert deep["flops"] > 1.5 * shallow["flops"], "at threshold 0 every token runs both depths"
+    code, _, log = fathom(capsys, "eval", place / "tiny.yaml", *options)
+    assert code == 2 and "no decider" in log
+
+
 def test_measures_of_depth_are_left_out_for_a_base_model_unless_named(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,15 +154,19 @@ def test_results_are_artifacts_where_there_is_a_server(
     Kept.made = []
     monkeypatch.setattr("fathom.tracking.tracker.Tracker", Kept)
     server = ["--set", "tracking.uri=http://tracker", "--set", "tracking.experiment=lab"]
-    code, _, log = fathom(capsys, "eval", place / "tiny.yaml", *server, "--measures", "heldout,kinds")
+    out = place / "kept"
+    (out / "older").mkdir(parents=True)
+    code, _, log = fathom(capsys, "eval", place / "tiny.yaml", *server, "--measures", "heldout,kinds", "--out", out)
     assert code == 0 and "tracked: http://tracker/run" in log
     [run] = Kept.made
     uri, experiment, name, tags = run.about
     assert (uri, experiment, name, tags["measures"]) == ("http://tracker", "lab", "tiny-eval", "heldout,kinds")
     assert set(run.files) == {f"evals/{file}" for file in files_of("heldout") | files_of("kinds")}
     assert all(run.files.values()) and run.values["heldout/mean_depth"] == 1.0
-    fathom(capsys, "eval", place / "tiny.yaml", *server)
-    assert len(Kept.made) == 1, "the held-out table alone is not a run"
+    _, _, log = fathom(capsys, "eval", place / "tiny.yaml", *server)
+    assert len(Kept.made) == 1 and not log, "the held-out table alone is not a run"
+    fathom(capsys, "eval", place / "tiny.yaml", *server, "--measures", "kinds")
+    assert set(Kept.made[1].files) == {f"evals/{file}" for file in files_of("kinds")}, "also without --out"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from fathom.cli.measures import ACCURACY, ACCURACY_CURVE, THRESHOLDS, Asked, chosen_names
+from fathom.cli.bench import Asked
+from fathom.cli.measures import ACCURACY_CURVE, ACCURACY_THRESHOLDS, GENERATING, THRESHOLDS, chosen_names
 from fathom.errors import ConfigError
 
 Number = TypeVar("Number", int, float)
@@ -31,7 +32,7 @@ def asked_for(
     names = names or (["heldout"] if measures is None else [])
     if not names:
         raise ConfigError("--measures names none", "give all, or names with commas")
-    generates = ACCURACY in names or ACCURACY_CURVE in names
+    generates = any(name in GENERATING for name in names)
     given = {
         "--task": task is not None,
         "--samples": samples > 1,
@@ -41,7 +42,7 @@ def asked_for(
     for option, used in given.items():
         if used and not generates:
             raise ConfigError(f"{option} is about generated answers, and none are asked for", "add --accuracy")
-    if thresholds is not None and "thresholds" not in names:
+    if thresholds is not None and not {"thresholds", ACCURACY_THRESHOLDS} & set(names):
         raise ConfigError("--thresholds is about a measure that is not asked for", "add --measures thresholds")
     if samples > 1 and temperature == 0:
         raise ConfigError(

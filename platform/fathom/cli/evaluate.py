@@ -1,6 +1,7 @@
 """``fathom eval``: measures of a model on a recipe's held-out conversations, or on a task of its own."""
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from fathom.cli.measures import Asked, Bench
     from fathom.config.schema import RunConfig
 
 MEASURE_HELP = (
     "all, or names with commas: heldout, changes, calibration, kinds, convergence, attention, thresholds, accuracy, "
-    "accuracy-curve; default heldout."
+    "accuracy-curve, accuracy-thresholds; default heldout."
 )
 
 
@@ -37,7 +37,7 @@ def evaluate(
         int | None,
         typer.Option(
             min=1,
-            help="Conversations to score; default the recipe's.",
+            help="Conversations or questions to score; default the recipe's.",
             show_default=False,
         ),
     ] = None,
@@ -48,7 +48,7 @@ def evaluate(
     ] = None,
     thresholds: Annotated[
         str | None,
-        typer.Option(help="Of the measure thresholds; default 0.1 to 0.9.", show_default=False),
+        typer.Option(help="Of the measures named so; default 0.1 to 0.9.", show_default=False),
     ] = None,
     accuracy: Annotated[
         bool, typer.Option("--accuracy", help="Also generate answers and grade them by exact match.")
@@ -73,6 +73,7 @@ def evaluate(
 ) -> None:
     """Measure a model on held-out conversations."""
     from fathom.cli.asked import asked_for
+    from fathom.cli.bench import open_bench
     from fathom.cli.measures import check_out, run_measures
     from fathom.config.load import load_recipe
 
@@ -84,9 +85,12 @@ def evaluate(
     check_out(out)
     reference = model or config.model.base
     more = measures is not None or accuracy
-    with bench(config, reference, step_zero, asked) as loaded, tracked(config, reference, out, more) as (folder, log):
-        results = run_measures(loaded, folder)
-        log(results)
+    with (
+        open_bench(config, reference, step_zero, asked) as loaded,
+        tracked(config, reference, out, more) as (folder, log),
+    ):
+        results, files = run_measures(loaded, folder)
+        log(results, files)
     if as_json:
         import json
 
@@ -97,55 +101,12 @@ def evaluate(
 
 
 @contextlib.contextmanager
-def bench(config: "RunConfig", reference: str, step_zero: bool, asked: "Asked") -> "Iterator[Bench]":
-    """Load a model and prepare a recipe's held-out data.
-
-    Args:
-        config: its ``data`` says what is scored; with ``step_zero``, its ``method`` and ``seed`` convert the model.
-        reference: what ``fathom deploy`` takes, or a recipe's ``model.base``.
-        asked: the measures.
-
-    Raises:
-        ConfigError: the recipe has no held-out data.
-    """
-    import tempfile
-
-    from fathom.cli.measures import Bench
-    from fathom.data.prepared import prepare
-    from fathom.data.records import require_source
-    from fathom.data.template import Renderer
-    from fathom.errors import ConfigError
-    from fathom.model.folder import load_model, load_tokenizer
-    from fathom_serve.deploy.source import local_folder, resolve
-
-    if config.data.heldout is None:
-        raise ConfigError(
-            "data.heldout is not set: there is nothing to score on",
-            "name held-out data in the recipe",
-        )
-    if asked.task is not None:
-        require_source("--task", asked.task)
-    folder = local_folder(resolve(reference, config.tracking.uri))
-    model = load_model(folder, config.method if step_zero else None, seed=config.seed)
-    with tempfile.TemporaryDirectory() as work:
-        prepared = prepare(
-            config.data,
-            "heldout",
-            Renderer(load_tokenizer(folder)),
-            Path(work) / "heldout",
-        )
-        yield Bench(config, model, folder, prepared, asked)
-
-
-@contextlib.contextmanager
 def tracked(config: "RunConfig", reference: str, out: Path | None, more: bool) -> Iterator[tuple[Path | None, Any]]:
     """Where results are written, and what logs them to MLflow when they are there.
 
     Measures beyond the held-out table are logged when the recipe, the environment or the local stack has a server;
     without ``out`` their files live as long as it takes to log them.
     """
-    import tempfile
-
     from fathom.cli.measure_tracking import track_results
     from fathom.cli.measures import note
     from fathom.orchestrate.run import tracking_uri
@@ -154,9 +115,9 @@ def tracked(config: "RunConfig", reference: str, out: Path | None, more: bool) -
     with tempfile.TemporaryDirectory() as scratch:
         folder = out or (Path(scratch) if uri is not None else None)
 
-        def log(results: dict[str, Any]) -> None:
-            if uri is not None and folder is not None and results:
-                page = track_results(config, uri, reference, results, folder)
+        def log(results: dict[str, Any], files: list[Path]) -> None:
+            if uri is not None and results:
+                page = track_results(config, uri, reference, results, files)
                 note(f"tracked: {page}" if page else f"MLflow at {uri} has not received the results")
 
         yield folder, log

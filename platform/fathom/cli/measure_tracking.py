@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 FOLDER = "evals"
 
 
-def track_results(config: "RunConfig", uri: str, model: str, results: dict[str, Any], folder: Path) -> str | None:
+def track_results(config: "RunConfig", uri: str, model: str, results: dict[str, Any], files: list[Path]) -> str | None:
     """Log a run ``NAME-eval`` into the recipe's experiment.
 
     Args:
         uri: of the MLflow server.
         model: what was measured.
         results: by measure.
-        folder: its files become artifacts.
+        files: become artifacts.
 
     Returns:
         the run's page, or None when the server did not take it; ``fathom tracking sync`` sends it later.
@@ -32,7 +32,7 @@ def track_results(config: "RunConfig", uri: str, model: str, results: dict[str, 
     tracker = Tracker(spool, uri, config.tracking.experiment, f"{config.name}-eval", tags)
     tracker.start(config_dict(config), {"config": config_digest(config)})
     tracker.metrics(0, numbers(results))
-    for path in sorted(folder.iterdir()):
+    for path in files:
         tracker.artifact(path, FOLDER)
     return tracker.url if tracker.finish() else None
 
@@ -49,6 +49,6 @@ def numbers(results: dict[str, Any]) -> dict[str, float]:
             flat |= {"eval/decode_flops_per_answer": result.flops_per_answer}
         elif name == "changes":
             flat |= {"eval/unchanged": result.whole.unchanged, "eval/worse": result.whole.worse_beyond}
-        elif name in ("thresholds", "accuracy-curve"):
+        elif name in ("thresholds", "accuracy-curve", "accuracy-thresholds"):
             flat |= {f"eval/{name}/slope": result.slope.value, f"eval/{name}/r_squared": result.r_squared}
     return {name: value for name, value in flat.items() if math.isfinite(value)}

@@ -5,114 +5,17 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from fathom.cli.bench import Bench
 from fathom.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fathom.config.schema import RunConfig
-    from fathom.data.prepared import Prepared
-    from fathom.evals.accuracy import Flops, Responses
-    from fathom.model.looped import LoopedLM
 
 ACCURACY = "accuracy"
 ACCURACY_CURVE = "accuracy-curve"
+ACCURACY_THRESHOLDS = "accuracy-thresholds"
+GENERATING = (ACCURACY, ACCURACY_CURVE, ACCURACY_THRESHOLDS)
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-
-
-class Asked(NamedTuple):
-    """What a person asked for beyond the recipe.
-
-    Attributes:
-        names: measures.
-        skips: whether measures that the method does not have are left out rather than refused.
-        task: source of the items; None takes the held-out data.
-        samples, temperature, max_tokens, match: of accuracy.
-        cutoffs: of the accuracy curve.
-        thresholds: of the NLL curve.
-    """
-
-    names: list[str]
-    skips: bool
-    task: str | None
-    samples: int
-    temperature: float
-    max_tokens: int
-    match: str
-    cutoffs: list[int]
-    thresholds: list[float]
-
-
-@dataclass(frozen=True)
-class Bench:
-    """A loaded model and the data it is measured on."""
-
-    config: "RunConfig"
-    model: "LoopedLM"
-    folder: Path
-    prepared: "Prepared"
-    asked: Asked
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Tokens of one forward, and rows whose logits exist at once."""
-        return self.config.train.micro_batch_tokens, self.config.train.head_chunk_rows
-
-    @property
-    def name(self) -> str:
-        """Of the model, in plots."""
-        method = self.model.method
-        return f"{method.name} M={method.max_depth}" if method.max_depth > 1 else method.name
-
-    @cached_property
-    def tokenizer(self) -> Any:
-        """The model's."""
-        from fathom.model.folder import load_tokenizer
-
-        return load_tokenizer(self.folder)
-
-    def decode(self, ids: list[int]) -> str:
-        """Token ids to text, special tokens left out."""
-        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-
-    @cached_property
-    def flops(self) -> "Flops":
-        """Decode FLOPs of an answer of this model."""
-        from fathom.model.flops import decode_flops
-
-        return partial(decode_flops, self.model.config, self.model.method)
-
-    @cached_property
-    def responses(self) -> "Responses":
-        """The task's answers, generated once for accuracy and its curve.
-
-        Raises:
-            ConfigError: an answer would not fit the model's context.
-        """
-        from fathom.cli.answers import engine_generate
-        from fathom.data.template import Renderer
-        from fathom.evals.accuracy import respond
-        from fathom.evals.generation import Sampling
-        from fathom.evals.items import read_items
-
-        renderer, asked, data = Renderer(self.tokenizer), self.asked, self.config.data
-        source = asked.task or data.heldout
-        assert source is not None  # a bench has held-out data
-        items = read_items(source, data, renderer, data.max_heldout_examples)
-        context = self.model.config.max_positions
-        for item in items:
-            if len(item.prompt) + asked.max_tokens > context:
-                raise ConfigError(
-                    f"{item.where}: a prompt of {len(item.prompt)} tokens and --max-tokens {asked.max_tokens} are more "
-                    f"than the {context} that this model takes",
-                    "lower --max-tokens, or take the row out",
-                )
-        sampling = Sampling(asked.max_tokens, asked.temperature, seed=self.config.seed)
-        generate = engine_generate(self.model, self.decode, renderer.stop_ids)
-        return respond(items, generate, sampling, asked.samples)
 
 
 class Measure(NamedTuple):
@@ -135,7 +38,7 @@ def chosen_names(measures: str | None, accuracy: bool) -> tuple[list[str], bool]
     names = [name.strip() for name in (measures or "").split(",") if name.strip()]
     skips = "all" in names
     if skips:
-        names = [name for name in known if name not in (ACCURACY, ACCURACY_CURVE)] + [n for n in names if n != "all"]
+        names = [name for name in known if name not in GENERATING] + [n for n in names if n != "all"]
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
@@ -146,8 +49,11 @@ def chosen_names(measures: str | None, accuracy: bool) -> tuple[list[str], bool]
     return list(dict.fromkeys(names)), skips
 
 
-def run_measures(bench: Bench, out: Path | None) -> dict[str, Any]:
+def run_measures(bench: Bench, out: Path | None) -> tuple[dict[str, Any], list[Path]]:
     """Run what was asked; with ``out``, leave NAME.json, and plots as SVG and PNG, there.
+
+    Returns:
+        results by measure, and the files that were written.
 
     Raises:
         NotForThisMethod: a measure that was named does not apply to the model's method.
@@ -155,6 +61,7 @@ def run_measures(bench: Bench, out: Path | None) -> dict[str, Any]:
     from fathom.evals.forward import NotForThisMethod
 
     results: dict[str, Any] = {}
+    written: list[Path] = []
     for name in bench.asked.names:
         begin = time.monotonic()
         try:
@@ -166,17 +73,19 @@ def run_measures(bench: Bench, out: Path | None) -> dict[str, Any]:
             continue
         results[name] = result
         if out is not None:
-            write_result(name, result, out)
-        note(f"{name}: {time.monotonic() - begin:.1f} s")
-    return results
+            written += write_result(name, result, out)
+        if len(bench.asked.names) > 1:
+            note(f"{name}: {time.monotonic() - begin:.1f} s")
+    return results, written
 
 
-def write_result(name: str, result: Any, out: Path) -> None:
+def write_result(name: str, result: Any, out: Path) -> list[Path]:
     """``NAME.json`` and the measure's plots."""
     out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(result.as_json(), indent=1, allow_nan=False)
-    (out / f"{name}.json").write_text(text + "\n", encoding="utf-8")
-    MEASURES[name].plot(result, out)
+    path = out / f"{name}.json"
+    path.write_text(text + "\n", encoding="utf-8")
+    return [path, *MEASURES[name].plot(result, out)]
 
 
 def check_out(out: Path | None) -> None:
@@ -260,6 +169,18 @@ def _accuracy_curve(bench: Bench) -> Any:
     return accuracy_curve(bench.name, "cutoff (tokens)", settings, bench.config.seed)
 
 
+def _accuracy_thresholds(bench: Bench) -> Any:
+    from fathom.evals.accuracy import accuracy_curve, threshold_settings
+    from fathom.evals.threshold_curve import require_decider
+
+    require_decider(bench.model)
+    asked = bench.asked
+    settings = threshold_settings(
+        bench.items, bench.generate, bench.sampling, asked.thresholds, bench.flops, asked.match, asked.samples
+    )
+    return accuracy_curve(bench.name, "threshold", settings, bench.config.seed)
+
+
 def _plot(function: str) -> Callable[[Any, Path], list[Path]]:
     """A plot by name, imported when it is drawn."""
 
@@ -305,4 +226,5 @@ MEASURES: dict[str, Measure] = {
     "thresholds": Measure(_thresholds, _plot_curve("thresholds"), _lines("curve")),
     ACCURACY: Measure(_accuracy, _plot("plot_accuracy"), _lines("accuracy")),
     ACCURACY_CURVE: Measure(_accuracy_curve, _plot_curve(ACCURACY_CURVE), _lines("curve")),
+    ACCURACY_THRESHOLDS: Measure(_accuracy_thresholds, _plot_curve(ACCURACY_THRESHOLDS), _lines("curve")),
 }

@@ -188,6 +188,29 @@ def cutoff_settings(
     return [measured(cutoff, truncate(responses, cutoff, decode), flops, match) for cutoff in cutoffs]
 
 
+def threshold_settings(
+    items: Sequence[Item],
+    generate: Generate,
+    sampling: Sampling,
+    thresholds: Sequence[float],
+    flops: Flops,
+    match: str = "number",
+    samples: int = 1,
+) -> list[Measured]:
+    """A point for each threshold; unlike cutoffs, every threshold is generated anew, with the same noise.
+
+    Raises:
+        ConfigError: a threshold is not within 0 to 1.
+    """
+    for threshold in thresholds:
+        if not 0 <= threshold <= 1:
+            raise ConfigError(f"threshold {threshold} is not a probability", "give values from 0 to 1")
+    return [
+        measured(tau, respond(items, generate, sampling._replace(threshold=tau), samples), flops, match)
+        for tau in thresholds
+    ]
+
+
 def accuracy_curve(name: str, dial: str, settings: Sequence[Measured], seed: int = 0) -> Curve:
     """Accuracy in points against log2 of mean decode FLOPs per answer; the slope is points per doubling."""
     return make_curve(name, "accuracy (points)", "answer", dial, settings, seed)

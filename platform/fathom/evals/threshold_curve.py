@@ -43,6 +43,19 @@ def answer_flops(config: "BackboneConfig", method: "Method", executed: Sequence[
     return total
 
 
+def require_decider(model: "LoopedLM") -> None:
+    """Raise unless there is a threshold to move.
+
+    Raises:
+        NotForThisMethod: the method has no decider.
+    """
+    if model.decider is None:
+        raise NotForThisMethod(
+            f"method {model.method.name!r} has no decider, so there is no threshold to move",
+            "measure a method with a decider",
+        )
+
+
 def nll_settings(
     model: "LoopedLM",
     documents: Documents,
@@ -57,11 +70,7 @@ def nll_settings(
         ConfigError: a threshold is not within 0 to 1.
         DataError: no token is supervised.
     """
-    if model.decider is None:
-        raise NotForThisMethod(
-            f"method {model.method.name!r} has no decider, so there is no threshold to move",
-            "measure a method with a decider",
-        )
+    require_decider(model)
     for threshold in thresholds:
         if not 0 <= threshold <= 1:
             raise ConfigError(f"threshold {threshold} is not a probability", "give values from 0 to 1")

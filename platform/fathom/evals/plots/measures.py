@@ -114,9 +114,10 @@ def plot_gains(calibration: "Calibration", folder: Path) -> list[Path]:
             label=f"depth {depth} to {depth + 1}",
         )
     for entry in calibration.bins:
-        axes.annotate(f"{entry.rows:,}", (entry.probability, 0.0), ha="center", va="bottom", fontsize=7, color=INK)
+        at = ((entry.low + entry.high) / 2, 0.01)
+        axes.annotate(f"{entry.rows:,}", at, xycoords=("data", "axes fraction"), ha="center", fontsize=7, color=INK)
     axes.set_xlim(0.0, 1.0)
-    axes.set_title(f"gains by {calibration.gains}; tokens per bin at the zero line", fontsize=9, color=INK)
+    axes.set_title(f"gains by {calibration.gains}; tokens per bin at the foot", fontsize=9, color=INK)
     axes.legend(frameon=False, fontsize=8)
     return save(figure, folder, "calibration")
 
@@ -129,7 +130,7 @@ def plot_kinds(kinds: "DepthByKind", folder: Path) -> list[Path]:
     for place, row in enumerate(reversed(rows)):
         axes.barh(place, row.mean_depth, color=depth_colour(round(row.mean_depth)), height=0.7)
         axes.annotate(f" {row.mean_depth:.2f} of {row.tokens:,}", (row.mean_depth, place), va="center", fontsize=8)
-    axes.axvline(kinds.mean_depth, color=INK, linewidth=1.0, linestyle="--")
+    axes.axvline(kinds.mean_depth, color=INK, linewidth=1.0, linestyle="--", zorder=0)
     axes.set_yticks(range(len(rows)), [row.kind for row in reversed(rows)])
     axes.set_xlim(0.0, 1.25 * max(row.mean_depth for row in rows))
     axes.set_title(f"mean depth {kinds.mean_depth:.3f} over {kinds.tokens:,} tokens", fontsize=10, color=INK)
@@ -151,7 +152,8 @@ def plot_convergence(convergence: "Convergence", folder: Path) -> list[Path]:
             [depth for depth, _ in known], [value.median for _, value in known], color=INK, marker="o", markersize=3
         )
         axes.plot([depth for depth, _ in known], [value.p90 for _, value in known], color=INK, linestyle=":")
-        if field != "norm" and all(value.median > 0 for _, value in known):
+        medians = [value.median for _, value in known]
+        if min(medians) > 0 and max(medians) > 10 * min(medians):
             axes.set_yscale("log")
     last = panels.flat[3]
     dress(last, "depth", "NLL (nats per token)")
