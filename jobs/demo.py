@@ -29,6 +29,7 @@ from fathom.data.word_problems import WordProblem, word_problem
 from fathom.errors import FathomError, ServiceError
 from fathom.evals.grade import is_correct
 from fathom.model.hub import resolve_base
+from fathom.model.methods import method_of
 from fathom.orchestrate.processes import claim_port
 from fathom.orchestrate.run import RunResult, run_recipe
 from fathom.orchestrate.stack import Ports, stack_state, start_stack, stop_stack, use_stack
@@ -174,7 +175,7 @@ def show_answers(answers: list[Answer], config: RunConfig, out: Console) -> None
         right = is_correct(answer.text, answer.problem["result"])
         verdict = "[green]right[/]" if right else f"[red]wrong[/], the answer is {answer.problem['result']}"
         out.print(f"[dim]tau_exit {answer.tau_exit}, mean depth {answer.mean_depth:.2f}[/] · {verdict}")
-    out.print(f"\n{legend(config.method.max_depth)}")
+    out.print(f"\n{legend(method_of(config.method).max_depth)}")
 
 
 def draw(answers: list[Answer], config: RunConfig, file: str) -> None:

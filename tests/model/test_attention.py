@@ -6,7 +6,7 @@ import torch
 from fathom.model import tiled
 from fathom.model.attention import TrainingStreams
 from fathom.model.flex import FlexKernel
-from fathom.model.visibility import RowMeta, visible, visible_count
+from fathom.model.visibility import row_meta, visible, visible_count
 from support.reference import DenseStreams
 
 
@@ -17,7 +17,7 @@ def ragged(lengths, share, seed):
     position = torch.cat([torch.arange(n) for n in lengths])
     metas = []
     for depth in (1, 2, 3):
-        metas.append(RowMeta(sequence, position, torch.full_like(sequence, depth)))
+        metas.append(row_meta(sequence, position, depth))
         keep = torch.rand(sequence.shape, generator=generator) < share
         keep[0] = True
         sequence, position = sequence[keep], position[keep]
@@ -58,14 +58,14 @@ def test_lookahead_rows_see_the_main_pass_and_themselves():
         if (int(s), int(p)) not in went
     ]
     index = torch.tensor(stopped)
-    rows = RowMeta(metas[0].sequence[index], metas[0].position[index], torch.full_like(index, 2))
+    rows = row_meta(metas[0].sequence[index], metas[0].position[index], 2)
     q, k, v = qkv(len(stopped), 9)
     got = streams.lookahead_view(rows, 2).attend(0, q, k, v)
     for i in range(len(stopped)):
         alone = DenseStreams("duo_causal")
         for meta, keys, values in stored:
             alone.view(meta).commit(0, keys, values)
-        one = RowMeta(*(field[i : i + 1] for field in rows))
+        one = rows.at(slice(i, i + 1))
         expected = alone.view(one).attend(0, q[i : i + 1], k[i : i + 1], v[i : i + 1])
         torch.testing.assert_close(got[i : i + 1], expected, atol=1e-12, rtol=0)
     assert len(streams.streams) == 2
@@ -94,7 +94,8 @@ def test_visible_count_is_the_masks_sum(rule):
 
 
 def test_the_rules_differ_where_they_should():
-    query = RowMeta(torch.tensor([0]), torch.tensor([5]), torch.tensor([2]))
-    keys = RowMeta(torch.tensor([0, 0, 0, 0, 1, 0]), torch.tensor([4, 4, 5, 5, 4, 6]), torch.tensor([1, 2, 2, 3, 1, 1]))
+    query = row_meta(torch.tensor([0]), torch.tensor([5]), 2)
+    sequence, position = torch.tensor([0, 0, 0, 0, 1, 0]), torch.tensor([4, 4, 5, 5, 4, 6])
+    keys = row_meta(sequence, position, torch.tensor([1, 2, 2, 3, 1, 1]))
     assert visible("duo_causal", query, keys)[0].tolist() == [True, True, True, False, False, False]
     assert visible("root_and_own", query, keys)[0].tolist() == [True, False, True, False, False, False]

@@ -8,6 +8,7 @@ from safetensors import safe_open
 
 from fathom.config.schema import MethodConfig
 from fathom.errors import ModelError
+from fathom.model.decider import Decider
 from fathom.model.folder import load_model, save_model
 from fathom.model.rows import pack_documents
 from support.models import document, random_rows, tiny_base_folder, tiny_model, tiny_source
@@ -158,7 +159,9 @@ def test_new_parts_depend_on_the_seed_alone(tmp_path):
     folder = tiny_base_folder(tmp_path)
     method = MethodConfig(preset="tah2", max_depth=2)
     one, same, other = (load_model(folder, method, seed=seed) for seed in (1, 1, 2))
-    assert torch.equal(one.decider.join.weight, same.decider.join.weight)
-    assert not torch.equal(one.decider.join.weight, other.decider.join.weight)
-    assert one.decider.join.weight.abs().max() <= (3 * 32) ** -0.5
-    assert 0.005 < one.decider.score.weight.std() < 0.015
+    first, second, third = (model.decider for model in (one, same, other))
+    assert isinstance(first, Decider) and isinstance(second, Decider) and isinstance(third, Decider)
+    assert torch.equal(first.join.weight, second.join.weight)
+    assert not torch.equal(first.join.weight, third.join.weight)
+    assert first.join.weight.abs().max() <= (3 * 32) ** -0.5
+    assert 0.005 < first.score.weight.std() < 0.015

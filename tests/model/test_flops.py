@@ -1,5 +1,7 @@
 """T16 and T17: the paper's 1.7B constants and parameter counts."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -23,15 +25,15 @@ QWEN_1_7B = tiny_source(
 
 
 def test_constants_of_the_papers_model():
-    cost = row_flops(read_config(QWEN_1_7B, "1.7B"))
-    figures = [cost.backbone, cost.head, cost.updater, cost.decider, cost.pair]
+    cost = row_flops(read_config(QWEN_1_7B, "1.7B"), make_method("tah2"))
+    figures = [cost.backbone, cost.head, cost.update, cost.decider, cost.pair]
     published = [2.819, 0.622, 0.042, 0.050, 2.29e-4]
     last_digit = [1e-3, 1e-3, 1e-3, 1e-3, 1e-6]
     for figure, value, unit in zip(figures, published, last_digit, strict=True):
         assert figure / 1e9 == pytest.approx(value, abs=unit / 2)
 
 
-@pytest.mark.parametrize(("part", "millions"), [(Updater, 20.98), (Decider, 25.18)])
+@pytest.mark.parametrize(("part", "millions"), [(Updater, 20.98), (partial(Decider, max_depth=2), 25.18)])
 def test_parameter_counts(part, millions):
     with torch.device("meta"):
         made = part(2048)
@@ -42,22 +44,23 @@ def test_decode_closed_form_of_tah2():
     config = read_config(tiny_source(), "tiny")
     method = make_method("tah2", 3, 0.5)
     prompt, depths = [1, 2, 3], [2, 1, 3]
-    cost = row_flops(config)
+    cost = row_flops(config, make_method("tah2", 3))
     total = 0.0
     for t, depth in enumerate(depths):
         for m in range(1, depth + 1):
             keys = sum(min(r, m) for r in prompt) + sum(min(r, m) for r in depths[:t]) + m
             total += cost.backbone + cost.head + keys * cost.pair
-        total += (depth - 1) * cost.updater + min(depth, 2) * cost.decider
+        total += (depth - 1) * cost.update + min(depth, 2) * cost.decider
     assert decode_flops(config, method, prompt, depths) == pytest.approx(total)
 
 
 def test_decode_closed_forms_of_standard_and_fixed():
-    config, cost = read_config(tiny_source(), "tiny"), row_flops(read_config(tiny_source(), "tiny"))
+    config = read_config(tiny_source(), "tiny")
+    cost = row_flops(config, make_method("tah2"))
     standard = sum(cost.backbone + cost.head + cost.pair * (4 + t) for t in (1, 2, 3))
     assert decode_flops(config, make_method("standard", 1, 0.5), [1] * 4, [1] * 3) == pytest.approx(standard)
     fixed = sum(
-        2 * (cost.backbone + cost.head) + cost.updater + cost.pair * sum(4 + t - 1 + m for m in (1, 2))
+        2 * (cost.backbone + cost.head) + cost.update + cost.pair * sum(4 + t - 1 + m for m in (1, 2))
         for t in (1, 2, 3)
     )
     assert decode_flops(config, make_method("tah2-fixed", 2, 0.5), [1] * 4, [2] * 3) == pytest.approx(fixed)
@@ -70,8 +73,8 @@ def test_forward_counts_every_pass():
     counts = [float(len(depth.index)) for depth in trace.depths]
     assert len(counts) == 3
     assert forward_flops(model.config, model.method, counts, [10.0, 5.0, 2.0]) == pytest.approx(
-        sum(counts) * (row_flops(model.config).backbone + row_flops(model.config).head)
-        + 17 * row_flops(model.config).pair
-        + sum(counts[1:]) * row_flops(model.config).updater
-        + sum(counts[:2]) * row_flops(model.config).decider
+        sum(counts) * (row_flops(model.config, model.method).backbone + row_flops(model.config, model.method).head)
+        + 17 * row_flops(model.config, model.method).pair
+        + sum(counts[1:]) * row_flops(model.config, model.method).update
+        + sum(counts[:2]) * row_flops(model.config, model.method).decider
     )

@@ -10,6 +10,7 @@ from safetensors import safe_open
 from fathom.config.schema import MethodConfig
 from fathom.model.folder import load_model, load_tokenizer, save_model
 from fathom.model.hub import resolve_base
+from fathom.model.levels import LoopOptions
 from fathom.model.rows import pack_documents
 
 TEXTS = (
@@ -48,12 +49,12 @@ def test_packed_documents_equal_each_alone(folder, documents):
     packed = pack_documents(documents)
     routes = torch.arange(packed.count) % 2 + 1
     with torch.no_grad():
-        together = model(packed, routes=routes).log_prob
+        together = model(packed, options=LoopOptions(routes=routes)).log_prob
         start = 0
         for document in documents:
             alone = pack_documents([document])
             end = start + alone.count
-            found = model(alone, routes=routes[start:end]).log_prob
+            found = model(alone, options=LoopOptions(routes=routes[start:end])).log_prob
             # Relative to log-probabilities of up to about 20: fp32's own resolution.
             torch.testing.assert_close(together[start:end][:-1], found[:-1], atol=1e-5, rtol=1e-6)
             start = end

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from fathom.config.schema import ObjectiveConfig
 from fathom.model.collectives import LOCAL
+from fathom.model.levels import LoopOptions
 from fathom.model.rows import PackedRows
 from fathom.objectives.labels import coverage_cut, depth_labels
 from fathom.objectives.lookahead import lookahead_log_prob
@@ -48,7 +49,7 @@ def test_lookahead_of_a_continuing_token_equals_the_main_pass():
     for place, row in enumerate(ran.index[ran.goes_on].tolist()):
         routes = trace.executed.clone()
         routes[row] = 1
-        without = model(rows, routes=routes)
+        without = model(rows, options=LoopOptions(routes=routes))
         only = torch.zeros_like(ran.goes_on)
         only[row] = True
         measured = look(model, without, rows, 1, only)
@@ -154,8 +155,11 @@ def test_no_positive_gain_means_no_continue_labels():
     """T9, last example: depth 2 always worse, cut 0 for the weights."""
     model = tiny_model("tah2", 2)
     rows = random_rows([12])
-    trace = model(rows, routes=torch.ones(12, dtype=torch.int64))
-    hopeless = trace._replace(depths=[trace.depths[0]._replace(log_prob=torch.zeros(12).double())])
+    trace = model(rows, options=LoopOptions(routes=torch.ones(12, dtype=torch.int64)))
+    first = trace.depths[0]
+    assert first.head is not None
+    perfect = first.head._replace(log_prob=torch.zeros(12).double())
+    hopeless = trace._replace(depths=[first._replace(head=perfect)])
     at = depth_labels(model, hopeless, rows, OBJECTIVE, LOCAL, 1024)[0]
     assert at.cut == 0.0 and not at.label.any() and at.balance == 1.0
     assert (at.gain[at.eligible] < 0).all()

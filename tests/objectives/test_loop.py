@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from fathom.model.levels import LoopOptions
 from fathom.model.readout import READOUTS, mix
-from fathom.model.rows import PackedRows
+from fathom.model.rows import pack_documents
 from support.models import random_rows, tiny_model
 from support.reference import decode
 
@@ -38,7 +39,7 @@ def test_equality_holds_for_scripted_random_routes(method, seed):
     model = tiny_model(method, 4)
     rows = random_rows([15, 9], seed=seed)
     routes = torch.randint(1, 5, (rows.count,), generator=torch.Generator().manual_seed(seed))
-    trace, slow = model(rows, routes=routes), decode(model, rows, routes)
+    trace, slow = model(rows, options=LoopOptions(routes=routes)), decode(model, rows, routes)
     assert torch.equal(trace.executed, routes)
     torch.testing.assert_close(trace.log_prob, slow["log_prob"], atol=1e-10, rtol=0)
 
@@ -125,7 +126,7 @@ def test_every_parameter_gradient_is_right_numerically():
     routes = torch.tensor([1, 2, 3] * 5 + [3])
 
     def loss() -> torch.Tensor:
-        return -model(rows, routes=routes).log_prob[rows.supervised].sum()
+        return -model(rows, options=LoopOptions(routes=routes)).log_prob[rows.supervised].sum()
 
     loss().backward()
     generator = torch.Generator().manual_seed(0)
@@ -150,7 +151,7 @@ def test_activation_checkpointing_changes_no_gradient(method, max_depth):
     gradients = []
     for checkpointing in (False, True):
         model.zero_grad()
-        trace = model(rows, checkpointing=checkpointing)
+        trace = model(rows, options=LoopOptions(checkpointing=checkpointing))
         (-trace.log_prob[rows.supervised].sum() + trace.keep_alive).backward()
         gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
         assert all(len(stream.keys) == 2 for stream in trace.streams.streams)
@@ -160,8 +161,7 @@ def test_activation_checkpointing_changes_no_gradient(method, max_depth):
 
 def test_no_rows_at_all():
     model = tiny_model("tah2", 3)
-    empty = PackedRows(*(torch.empty(0, dtype=torch.int64) for _ in range(4)), torch.empty(0, dtype=torch.bool))
-    trace = model(empty)
+    trace = model(pack_documents([]))
     assert trace.log_prob.shape == (0,) and len(trace.depths) == 1
     trace.keep_alive.backward()
     assert all(p.grad is not None for p in model.parameters())

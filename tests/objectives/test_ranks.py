@@ -13,7 +13,7 @@ from fathom.model.rows import PackedRows, pack_documents
 from fathom.objectives.root import TrainingRoot
 from support.models import document, random_rows, tiny_model
 
-EMPTY = PackedRows(*(torch.empty(0, dtype=torch.int64) for _ in range(4)), torch.empty(0, dtype=torch.bool))
+EMPTY = pack_documents([])
 DEPTHS = 4
 
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from fathom.model.looped import LoopedLM
-from fathom.model.visibility import RowMeta, visible
+from fathom.model.visibility import RowMeta, row_meta, visible
+from fathom.model.vocabulary import read_logits
 
 
 class DenseView:
@@ -76,7 +77,7 @@ class Oracle:
 
     def token(self, position: int) -> tuple[Tensor, int]:
         """Log-probabilities of the mixture after this position, and how many depths it ran."""
-        e = self.model.embed(torch.tensor([self.ids[position]]))
+        e = self.model.table(ids=torch.tensor([self.ids[position]]))
         u, probabilities, gates = e, [], []
         for depth in range(1, self.max_depth + 1):
             h = self.row(position, depth, u)
@@ -84,7 +85,7 @@ class Oracle:
             probabilities.append(logits[0].softmax(-1))
             if depth == self.max_depth or not self.continues(position, e, h, logits, gates):
                 break
-            u = self.model.enter(e, h)
+            u = self.model.update(e, h)
         return self.mixture(probabilities, gates), len(probabilities)
 
     def row(self, position: int, depth: int, u: Tensor) -> Tensor:
@@ -93,15 +94,16 @@ class Oracle:
         self.depths.append(depth)
         self.entered.append(u)
         positions, depths = torch.tensor(self.positions), torch.tensor(self.depths)
-        meta = RowMeta(torch.zeros_like(positions), positions, depths)
+        meta = row_meta(torch.zeros_like(positions), positions, depths)
         view = DenseView(self.model.method.visibility, meta)
-        return self.model.backbone(torch.cat(self.entered), positions, view)[-1:]
+        return self.model.backbone.norm(self.model.backbone.body(torch.cat(self.entered), positions, view)[0])[-1:]
 
     def continues(self, position: int, e: Tensor, h: Tensor, logits: Tensor, gates: list[Tensor]) -> bool:
         """TaH2: g > tau. TaH2-fixed: the last prompt token and every later one."""
         if self.model.method.name == "tah2-fixed":
             return position >= self.prompt - 1
-        gate = self.model.continue_logit(e, h, logits)[0].sigmoid()
+        assert self.model.decider is not None
+        gate = self.model.decider(e, h, read_logits(logits, self.model.top_k()).top)[0].sigmoid()
         self.margin = min(self.margin, abs(float(gate) - self.tau))
         gates.append(gate)
         return bool(gate > self.tau)

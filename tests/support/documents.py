@@ -18,7 +18,7 @@ class Listed:
         return self.documents[number]
 
     def rows(self, number: int) -> PackedRows:
-        return pack_documents([self.documents[number]])
+        return pack_documents([self.documents[number]], [number])
 
 
 def random_documents(lengths: list[int], seed: int = 0, vocab: int = 97) -> Listed:

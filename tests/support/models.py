@@ -44,13 +44,14 @@ def tiny_model(
     architecture: str = "llama",
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
-    threshold: float = 0.5,
+    threshold: float | None = 0.5,
+    axes: dict[str, Any] | None = None,
     **changes: Any,
 ) -> LoopedLM:
-    """A random model whose decider is loud enough to send some tokens on and stop others."""
+    """A random model whose decider is loud enough to send some tokens on and stop others; in training mode."""
     model = LoopedLM(
         read_config(tiny_source(architecture, **changes), "tiny"),
-        make_method(method, 1 if method == "standard" else max_depth, threshold),
+        make_method(method, 1 if method == "standard" else max_depth, threshold, **(axes or {})),
     ).to(dtype)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from fathom.model.looped import LoopedLM
-from fathom.model.routing import Decision
 from fathom.model.rows import PackedRows
-from fathom.model.visibility import RowMeta, visible
+from fathom.model.state import RowKeys
+from fathom.model.visibility import SAME_DEPTH, RowMeta, row_meta, visible
+from fathom.model.vocabulary import read_logits
 
 
 class DenseStreams:
@@ -20,6 +21,12 @@ class DenseStreams:
 
     def view(self, rows: RowMeta) -> "DenseView":
         return DenseView(self, rows)
+
+    def settle(self, passes: int, last: int) -> None:
+        """The newest ``passes`` rows belong to a token whose final depth is ``last``."""
+        for number in range(len(self.metas) - passes, len(self.metas)):
+            meta = self.metas[number]
+            self.metas[number] = meta._replace(last=torch.full_like(meta.last, last))
 
 
 class DenseView:
@@ -44,49 +51,66 @@ class DenseView:
         self.streams.values.setdefault(layer, []).append(v)
 
 
-def run_row(model: LoopedLM, streams: DenseStreams, u: Tensor, sequence: int, position: int, depth: int) -> Tensor:
-    """Hidden state ``[1, d]`` of one row."""
-    meta = RowMeta(*(torch.tensor([value]) for value in (sequence, position, depth)))
-    return model.run_span(u, meta.position, streams.view(meta))
+def one_row(rows: PackedRows, t: int) -> PackedRows:
+    return PackedRows(*(field[t : t + 1] for field in rows))
 
 
-def decode(model: LoopedLM, rows: PackedRows, routes: Tensor | None = None) -> dict[str, Tensor]:
-    """Token by token, each to its last depth before the next, with plain full-vocabulary arithmetic.
+def decode(model: LoopedLM, rows: PackedRows, routes: Tensor | None = None, seed: int = 0) -> dict[str, Tensor]:
+    """Token by token, each to its last depth and through the coda before the next, with plain arithmetic.
 
-    Returns per row: mixture log-probability of the target, executed depth, per-depth log-probabilities ``[rows, M]``
-    (NaN where not run) and continue probabilities ``[rows, M]``.
+    Returns per row: log-probability of the target under the readout, executed depth, per-depth log-probabilities
+    ``[rows, M]`` (NaN where not run or not read) and continue probabilities ``[rows, M]``.
     """
-    streams = DenseStreams(model.method.visibility)
+    before, body, after = (DenseStreams(rule) for rule in (SAME_DEPTH, model.method.visibility, SAME_DEPTH))
     depths = model.method.max_depth
     mixed, executed = [], []
     single = torch.full((rows.count, depths), torch.nan, dtype=torch.float64)
     gates = torch.full((rows.count, depths), torch.nan, dtype=torch.float64)
     for t in range(rows.count):
-        e = model.embed(rows.ids[t : t + 1])
-        u, log_probs, taken, depth = e, [], [], 0
+        row = one_row(rows, t)
+        meta = row_meta(row.sequence, row.positions, 1)
+        keys = RowKeys(seed, row.example, row.positions)
+        state, _ = model.start(row.ids, row.positions, before.view(meta), keys)
+        log_probs, taken, depth, mass, kept = [], [], 0, torch.ones(1, dtype=torch.float64), torch.zeros_like(state.u)
         while True:
             depth += 1
-            h = run_row(model, streams, u, int(rows.sequence[t]), int(rows.positions[t]), depth)
-            logits = model.logits(h)
-            log_probs.append(logits.log_softmax(-1)[0])
-            single[t, depth - 1] = log_probs[-1][rows.targets[t]]
-            gate = None
-            if model.decider is not None and depth < depths:
-                gate = model.continue_logit(e, h, logits).sigmoid()
-                gates[t, depth - 1] = gate
+            here = torch.tensor([depth])
+            ran = model.run(state, here, row.positions, body.view(row_meta(row.sequence, row.positions, depth)))
+            _, x, h, _ = ran
+            summed = model.kept(state, x, h)
+            head = None
+            if model.reads_each_depth:
+                logits = model.logits(summed if model.readout.sums_hidden else h)
+                head = read_logits(logits, model.top_k())
+                log_probs.append(logits.log_softmax(-1)[0])
+                single[t, depth - 1] = log_probs[-1][rows.targets[t]]
+            passed = model.pass_of(state, here, ran, head)
+            logit = model.continue_logit(passed) if depth < depths else None
+            gate = None if logit is None else logit.sigmoid()
+            if gate is not None:
+                gates[t, depth - 1] = gate[0]
+            survival = model.survival(mass, gate)
             if routes is not None:
                 on = depth < min(int(routes[t]), depths)
-            elif depth == depths:
-                on = False
             else:
-                supervised, threshold = rows.supervised[t : t + 1], model.method.threshold
-                decision = Decision(gate, torch.tensor([depth]), supervised, depths, threshold)
-                on = bool(model.routing.goes_on(decision))
+                on = depth < depths and bool(
+                    model.goes_on(
+                        passed, gate, survival, row.supervised, row.sequence, row.oracle, keys, depths,
+                        model.method.threshold,
+                    )
+                )  # fmt: skip
+            share = mass - survival if on else mass
+            kept = kept + share * x if model.readout.mixes_states else summed
             if not on:
                 break
-            taken += [gate] if gate is not None else []
-            u = model.enter(e, h)
-        mixed.append(model.mix(log_probs, [g[0] for g in taken])[rows.targets[t]])
+            taken += [] if gate is None else [gate[0]]
+            state, mass = model.enter(passed, kept, logit, survival), survival
+        body.settle(depth, depth)
+        if model.reads_each_depth:
+            mixed.append(model.mix(log_probs, taken)[rows.targets[t]])
+        else:
+            hidden = model.finish(kept, row.positions, after.view(meta))
+            mixed.append(model.logits(hidden).log_softmax(-1)[0, rows.targets[t]])
         executed.append(depth)
     return {
         "log_prob": torch.stack(mixed),

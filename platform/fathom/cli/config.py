@@ -18,10 +18,10 @@ def show(
     import yaml
 
     from fathom.config.load import config_dict, config_digest, load_recipe
-    from fathom.model.methods import make_method
+    from fathom.model.methods import method_of
 
     cfg = load_recipe(recipe, override or [])
-    make_method(cfg.method.preset, cfg.method.max_depth, cfg.method.threshold)  # refuses an unknown name
+    method_of(cfg.method)  # refuses an unknown name
     tree = config_dict(cfg)
     if as_json:
         print(json.dumps({"config": tree, "digest": config_digest(cfg)}, indent=1))

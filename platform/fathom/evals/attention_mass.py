@@ -67,7 +67,7 @@ def attention_mass(
     with evaluating(model) as device, recording(model, record):
         for number in range(count):
             ids, mask = documents.document(number)
-            rows = pack_documents([(ids[:max_tokens], mask[:max_tokens])])
+            rows = pack_documents([(ids[:max_tokens], mask[:max_tokens])], [number])
             routed_trace(model, rows.to(device), HEAD_CHUNK_ROWS, read_all=False)
     return record.report(count, max_tokens)
 

@@ -46,13 +46,13 @@ def batches(documents: Documents, tokens_per_forward: int, limit: int | None = N
     for number in range(count):
         ids, mask = documents.document(number)
         if held and size + len(ids) > tokens_per_forward:
-            yield Batch(pack_documents(held), numbers)
+            yield Batch(pack_documents(held, numbers), numbers)
             held, numbers, size = [], [], 0
         held.append((list(ids), list(mask)))
         numbers.append(number)
         size += len(ids)
     if held:
-        yield Batch(pack_documents(held), numbers)
+        yield Batch(pack_documents(held, numbers), numbers)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fathom.errors import ConfigError
+from fathom.model.levels import ALL_DEPTHS, LoopOptions
 from fathom.model.rows import PackedRows
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def routed_trace(model: "LoopedLM", rows: PackedRows, head_chunk_rows: int, read
     Args:
         read_all: read every depth that is run, also where the method reads the last alone.
     """
-    return model(rows, head_chunk_rows=head_chunk_rows)
+    return model(rows, options=LoopOptions(head_chunk_rows, read_depths=ALL_DEPTHS if read_all else frozenset()))
 
 
 def forced_trace(model: "LoopedLM", rows: PackedRows, head_chunk_rows: int) -> "Trace":
@@ -35,7 +36,7 @@ def forced_trace(model: "LoopedLM", rows: PackedRows, head_chunk_rows: int) -> "
     losses are those of a model that always goes on, not of single rows that go on alone.
     """
     routes = torch.full_like(rows.ids, model.method.max_depth)
-    return model(rows, head_chunk_rows=head_chunk_rows, routes=routes)
+    return model(rows, options=LoopOptions(head_chunk_rows, routes=routes, read_depths=ALL_DEPTHS))
 
 
 def losses_by_depth(trace: "Trace", count: int) -> Tensor:
@@ -50,7 +51,7 @@ def losses_by_depth(trace: "Trace", count: int) -> Tensor:
 
 def state_of(level: "DepthTrace") -> Tensor:
     """The looped state ``[n, d]`` of the rows that ran a depth."""
-    return level.hidden
+    return level.passed.x
 
 
 class NotForThisMethod(ConfigError):

@@ -7,11 +7,12 @@ checkpointed region, so that recomputation can never store keys twice. A look-ah
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from fathom.model.flex import FlexKernel
 from fathom.model.tiled import TiledKernel
-from fathom.model.visibility import RowMeta
+from fathom.model.visibility import SAME_DEPTH, SHARED_FIRST, RowMeta
 
 
 class StreamView(Protocol):
@@ -36,11 +37,11 @@ class Kernel(Protocol):
 
 @dataclass
 class Stream:
-    """Keys and values of one depth, a tensor ``[rows, kv_heads, w]`` per layer."""
+    """Keys and values of one depth, a tensor ``[rows, kv_heads, w]`` per layer that ran."""
 
     meta: RowMeta
-    keys: list[Tensor] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
+    keys: dict[int, Tensor] = field(default_factory=dict)
+    values: dict[int, Tensor] = field(default_factory=dict)
 
 
 class TrainingStreams:
@@ -53,9 +54,16 @@ class TrainingStreams:
     def view(self, rows: RowMeta) -> "TrainingView":
         """The next depth of the main pass; its keys become a new stream."""
         own = Stream(rows)
-        view = TrainingView(self.rule, rows, list(self.streams), own)
+        # What no row of this depth sees need not be looked at: the mask would only rule it out.
+        earlier = {SAME_DEPTH: [], SHARED_FIRST: self.streams[:1]}.get(self.rule, list(self.streams))
+        view = TrainingView(self.rule, rows, earlier, own)
         self.streams.append(own)
         return view
+
+    def settle(self, goes_on: Tensor) -> None:
+        """Which rows (bool ``[rows]``) of the newest stream go on: for the others it is their final depth."""
+        meta = self.streams[-1].meta
+        self.streams[-1].meta = meta._replace(last=torch.where(goes_on, meta.last, meta.depth))
 
     def lookahead_view(self, rows: RowMeta, depth: int) -> "TrainingView":
         """Rows that would run ``depth`` if they alone had continued: they see all committed streams up to ``depth``,
@@ -80,5 +88,5 @@ class TrainingView:
 
     def commit(self, layer: int, k: Tensor, v: Tensor) -> None:
         if self.own is not None:
-            self.own.keys.append(k)
-            self.own.values.append(v)
+            self.own.keys[layer] = k
+            self.own.values[layer] = v

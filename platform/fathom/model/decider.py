@@ -3,22 +3,23 @@
 import torch
 from torch import Tensor, nn
 
+from fathom.model.deciding import DecidingHead
 from fathom.model.layers import RMSNorm, SwiGLU
+from fathom.model.state import Passed
 from fathom.model.updater import EPS, reset_linears
 
 SCORE_STD = 0.01
 
 
-class Decider(nn.Module):
+class Decider(DecidingHead):
     """Logit of g = sigma(w . RN_out(SwiGLU(W_d [RN_first(e); RN_last(h); RN_l(TopK(q))]))).
 
     One decider serves all depths. Its third stream is the k = d largest probabilities, sorted, without token ids. There
     is no norm between W_d and the SwiGLU, unlike in the updater.
     """
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.top_k = width
+    def __init__(self, width: int, max_depth: int) -> None:
+        super().__init__(width, max_depth)
         self.norm_embedding = RMSNorm(width, EPS)
         self.norm_hidden = RMSNorm(width, EPS)
         self.norm_top = RMSNorm(width, EPS)
@@ -26,6 +27,17 @@ class Decider(nn.Module):
         self.mlp = SwiGLU(width, width)
         self.norm_out = RMSNorm(width, EPS)
         self.score = nn.Linear(width, 1, bias=False)
+
+    @property
+    def top_k(self) -> int:
+        return self.width
+
+    def logit(self, passed: Passed) -> Tensor:
+        return self(passed.state.e, passed.h, passed.top[:, : self.top_k])
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.width * 3 * self.width + 6 * self.width**2 + 2 * self.width
 
     def forward(self, e: Tensor, h: Tensor, top: Tensor) -> Tensor:
         """Continue logit ``[rows]``, fp32 or wider.

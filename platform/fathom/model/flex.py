@@ -30,8 +30,7 @@ class FlexKernel:
         key = _padded(RowMeta(*(torch.cat(fields) for fields in zip(*earlier, rows, strict=True))), PADDED_KEY)
 
         def mask(_batch: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            asked = RowMeta(query.sequence[q], query.position[q], query.depth[q])
-            offered = RowMeta(key.sequence[k], key.position[k], key.depth[k])
+            asked, offered = query.at(q), key.at(k)
             seen = sees(rule, asked, offered)
             return seen & ((k < own_from) | (asked.position == offered.position)) if isolated else seen
 
@@ -60,4 +59,5 @@ def _padded(meta: RowMeta, sequence: int) -> RowMeta:
         F.pad(meta.sequence, (0, missing), value=sequence),
         F.pad(meta.position, (0, missing)),
         F.pad(meta.depth, (0, missing)),
+        F.pad(meta.last, (0, missing)),
     )

@@ -6,6 +6,7 @@ as ``fathom.*``, and ``config.json`` gains a ``fathom`` section that names the p
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fathom.config.schema import MethodConfig
+from fathom.config.schema import MethodConfig, ModelConfig
 from fathom.errors import ModelError
 from fathom.model.config import BackboneConfig, read_config
+from fathom.model.initial import keep_layers, match_embedding, reset_base
 from fathom.model.looped import LoopedLM
-from fathom.model.methods import Method, make_method, method_from_dict, method_to_dict
+from fathom.model.methods import Method, make_method, method_from_dict, method_of, method_to_dict
 from fathom.storage.local import saving_tensors
 
 SECTION = "fathom"
-ADDED = ("update.", "decider.")
+ADDED = ("update.", "decider.", "adapters.")
 COMPANIONS = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -39,6 +41,7 @@ def load_model(
     method: MethodConfig | None = None,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    weights: ModelConfig | None = None,
 ) -> LoopedLM:
     """Read a model folder.
 
@@ -47,6 +50,8 @@ def load_model(
         method: None takes the folder's own method (``standard`` for a base model). Given, a base model is converted:
             what the method adds is initialised from ``seed``.
         dtype: of all parameters.
+        seed: of what is initialised.
+        weights: with ``weights: random``, the folder gives shape and tokenizer only.
 
     Raises:
         ModelError: unreadable, of an unknown architecture, or weights that do not fit the configuration.
@@ -54,17 +59,23 @@ def load_model(
     folder = Path(folder)
     source = _read_json(folder / "config.json")
     section = source.pop(SECTION, None)
-    own = method_from_dict(section, str(folder / "config.json")) if section else make_method("standard", 1, 0.5)
-    chosen = own if method is None else make_method(method.preset, method.max_depth, method.threshold)
-    model = LoopedLM(read_config(source, str(folder)), chosen).to(dtype)
-    reuse = section is not None and (own.update, own.routing) == (
-        chosen.update,
-        chosen.routing,
-    )
+    own = method_from_dict(section, str(folder / "config.json")) if section else make_method("standard")
+    chosen = own if method is None else method_of(method)
+    scratch = weights is not None and weights.weights == "random"
+    source |= weights.shape if weights is not None else {}
+    keep = None if method is None else method.keep_layers
+    model = LoopedLM(read_config(source if keep is None else keep_layers(source, keep), str(folder)), chosen).to(dtype)
+    parts = ("update", "decider", "adapters")
+    reuse = section is not None and not scratch and all(getattr(own, p) == getattr(chosen, p) for p in parts)
     if not reuse:
         model.reset_added(seed)
-    _load_weights(model, folder, with_added=reuse)
-    return model
+    if scratch:
+        reset_base(model, seed)
+    else:
+        _load_weights(model, folder, reuse, keep)
+    if method is not None and method.updater_scale == "embedding" and not reuse:
+        match_embedding(model)
+    return model.eval()
 
 
 def read_shape(folder: str | Path) -> BackboneConfig:
@@ -139,10 +150,11 @@ def model_card(method: Method, architecture: str) -> str:
     if method.name == "standard":
         return f"# {architecture} model\n\nPlain decoder, written by Fathom. `transformers` loads it.\n"
     return (
-        f"# Adaptive-depth {architecture} model\n\n"
-        f"Method `{method.name}`: up to {method.max_depth} passes of all layers per token, continue iff the continue\n"
-        f"probability is above {method.threshold}. Written by Fathom; `fathom deploy` serves it.\n\n"
-        "`transformers` loads the base part (depth 1); tensors named `fathom.*` belong to the added parts.\n"
+        f"# Looped {architecture} model\n\n"
+        f"Method `{method.name}`: up to {method.max_depth} passes of the looped layers (span {method.span}); routing\n"
+        f"`{method.routing}` with threshold {method.threshold}, readout `{method.readout}`. Written by Fathom;\n"
+        "`fathom deploy` serves it.\n\n"
+        "`transformers` loads the base part; tensors named `fathom.*` belong to the added parts.\n"
     )
 
 
@@ -157,10 +169,10 @@ def stored_name(name: str) -> str:
     return f"{SECTION}.{name}"
 
 
-def _load_weights(model: LoopedLM, folder: Path, with_added: bool) -> None:
+def _load_weights(model: LoopedLM, folder: Path, with_added: bool, keep: Sequence[int] | None) -> None:
     """Fill the parameters in place from the folder's safetensors; one tensor in memory at a time."""
     wanted = {
-        stored_name(name): parameter
+        _kept_name(stored_name(name), keep): parameter
         for name, parameter in model.named_parameters()
         if with_added or not name.startswith(ADDED)
     }
@@ -178,6 +190,14 @@ def _load_weights(model: LoopedLM, folder: Path, with_added: bool) -> None:
                     _fill(wanted[name], reader.get_tensor(name), name, folder)
         except SafetensorError as error:
             raise ModelError(f"{file}: cannot be read: {error}", "copy or download the file again") from error
+
+
+def _kept_name(name: str, keep: Sequence[int] | None) -> str:
+    """The name that a layer's tensor has in a base model of which only some layers are kept."""
+    if keep is None or not name.startswith("model.layers."):
+        return name
+    head, number, rest = name.split(".", 3)[:2], name.split(".", 3)[2], name.split(".", 3)[3]
+    return ".".join((*head, str(keep[int(number)]), rest))
 
 
 def _fill(parameter: torch.nn.Parameter, value: Tensor, name: str, folder: Path) -> None:

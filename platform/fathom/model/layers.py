@@ -3,12 +3,22 @@
 Module names follow the Hugging Face checkpoint names, so a layer's state is a checkpoint's by prefix alone.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fathom.model.attention import StreamView
 from fathom.model.config import BackboneConfig
+
+Adapter = Callable[[str, Tensor, Tensor], Tensor]
+"""What changes a projection at some depths: (its name, its input, its output) to its output."""
+
+
+def unadapted(_name: str, _x: Tensor, out: Tensor) -> Tensor:
+    """The adapter of methods that have none."""
+    return out
 
 
 class RMSNorm(nn.Module):
@@ -34,8 +44,10 @@ class SwiGLU(nn.Module):
         self.up_proj = nn.Linear(width, hidden, bias=False)
         self.down_proj = nn.Linear(hidden, width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+    def forward(self, x: Tensor, adapter: Adapter = unadapted) -> Tensor:
+        gate = adapter("gate_proj", x, self.gate_proj(x))
+        inner = F.silu(gate) * adapter("up_proj", x, self.up_proj(x))
+        return adapter("down_proj", inner, self.down_proj(inner))
 
 
 class SelfAttention(nn.Module):
@@ -53,15 +65,15 @@ class SelfAttention(nn.Module):
         self.k_norm = RMSNorm(width, config.norm_eps) if config.qk_norm else nn.Identity()
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, view: StreamView, layer: int
+        self, x: Tensor, cos: Tensor, sin: Tensor, view: StreamView, layer: int, adapter: Adapter = unadapted
     ) -> tuple[Tensor, Tensor, Tensor]:
         rows = x.shape[0]
-        q = self.q_norm(self.q_proj(x).view(rows, -1, self.width))
-        k = self.k_norm(self.k_proj(x).view(rows, -1, self.width))
-        v = self.v_proj(x).view(rows, -1, self.width)
+        q = self.q_norm(adapter("q_proj", x, self.q_proj(x)).view(rows, -1, self.width))
+        k = self.k_norm(adapter("k_proj", x, self.k_proj(x)).view(rows, -1, self.width))
+        v = adapter("v_proj", x, self.v_proj(x)).view(rows, -1, self.width)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        out = view.attend(layer, q, k, v)
-        return self.o_proj(out.reshape(rows, -1).to(v.dtype)), k, v
+        mixed = view.attend(layer, q, k, v).reshape(rows, -1).to(v.dtype)
+        return adapter("o_proj", mixed, self.o_proj(mixed)), k, v
 
 
 class DecoderLayer(nn.Module):
@@ -75,12 +87,12 @@ class DecoderLayer(nn.Module):
         self.mlp = SwiGLU(config.hidden_size, config.ffn_width)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, view: StreamView, layer: int
+        self, x: Tensor, cos: Tensor, sin: Tensor, view: StreamView, layer: int, adapter: Adapter = unadapted
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rows ``[n, d]`` in; rows out, and the keys and values ``[n, kv_heads, width]`` they made."""
-        mixed, k, v = self.self_attn(self.input_layernorm(x), cos, sin, view, layer)
+        mixed, k, v = self.self_attn(self.input_layernorm(x), cos, sin, view, layer, adapter)
         x = x + mixed
-        return x + self.mlp(self.post_attention_layernorm(x)), k, v
+        return x + self.mlp(self.post_attention_layernorm(x), adapter), k, v
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,72 +1,41 @@
-"""The loop: every method of the field is this one, with other parts."""
+"""The model: every method of the field is these parts in one loop.
 
-from typing import NamedTuple
+    start      token embeddings through the prelude; the first state
+    run        the looped layers once, for rows of any depths
+    decide     who goes on
+    enter      what they enter the next depth with
+    finish     the coda, for rows that have stopped
+
+Training (:mod:`fathom.model.levels`) and serving call the same parts: the former depth by depth for whole documents,
+the latter for rows of any depths at once.
+"""
 
 import torch
 from torch import Tensor, nn
 
-from fathom.model.attention import StreamView, TrainingStreams
+from fathom.errors import ConfigError
+from fathom.model.adapter import LowRankAdapters
+from fathom.model.attention import StreamView
 from fathom.model.backbone import Backbone
 from fathom.model.collectives import LOCAL, Collectives
 from fathom.model.config import BackboneConfig
-from fathom.model.decider import Decider
-from fathom.model.methods import Method
-from fathom.model.readout import READOUTS, log_weight, mix
-from fathom.model.routing import ROUTINGS, Decision
+from fathom.model.deciders import DECIDERS
+from fathom.model.deciding import DecidingHead, Plan
+from fathom.model.levels import LoopOptions, Trace, run_levels
+from fathom.model.methods import Method, find_part
+from fathom.model.noise import truncated_normal, uniform
+from fathom.model.readout import READOUTS, mix
+from fathom.model.routing import ROUTINGS, Decision, Routing
 from fathom.model.rows import PackedRows
-from fathom.model.updater import Updater, reset_linears
-from fathom.model.visibility import RowMeta
-from fathom.model.vocabulary import HeadOutput, TokenTable, top_probabilities
+from fathom.model.span import resolve_span
+from fathom.model.state import Passed, RowKeys, RowState
+from fathom.model.update import Update
+from fathom.model.updates import UPDATES
+from fathom.model.visibility import RULES
+from fathom.model.vocabulary import HeadOutput, TokenTable
 
-GHOST = -1
-"""Sequence number of a row that keeps collectives aligned: it sees itself, nobody sees it."""
-
-
-class DepthTrace(NamedTuple):
-    """What one depth did. ``n`` rows executed it; every tensor is over them.
-
-    Attributes:
-        index: int64 ``[n]``, row numbers in the packed rows, increasing.
-        hidden: ``[n, d]`` after the final norm.
-        log_prob: ``[n]``, log q^(m)[target] of this depth alone.
-        continue_logit: ``[n]``, or None at the last depth and for methods without a decider.
-        goes_on: bool ``[n]``.
-    """
-
-    index: Tensor
-    hidden: Tensor
-    log_prob: Tensor
-    continue_logit: Tensor | None
-    goes_on: Tensor
-
-
-class Trace(NamedTuple):
-    """One level-synchronous forward.
-
-    Attributes:
-        log_prob: ``[rows]``, log q[target] of the mixture.
-        executed: int64 ``[rows]``, how many depths each row ran.
-        depths: one entry per depth that any rank ran; the number is the same on all ranks.
-        embedding: ``[rows, d]``, the original token embeddings.
-        streams: keys and values of all depths, for look-ahead.
-        keep_alive: scalar 0 that touches every output, so that every parameter has a gradient on every rank.
-    """
-
-    log_prob: Tensor
-    executed: Tensor
-    depths: list[DepthTrace]
-    embedding: Tensor
-    streams: TrainingStreams
-    keep_alive: Tensor
-
-
-class _Pass(NamedTuple):
-    """Rows about to run a depth. With ``ghost``, the one row is nobody's."""
-
-    index: Tensor
-    entered: Tensor
-    embedding: Tensor
-    ghost: bool
+STATE_SALT, ROUTE_SALT = 1, 2
+"""Keys that keep a row's random first state apart from its random decisions."""
 
 
 class LoopedLM(nn.Module):
@@ -75,46 +44,194 @@ class LoopedLM(nn.Module):
     Args:
         config: the backbone's shape.
         method: the point in the axes.
+
+    Raises:
+        ConfigError: a part of the method is unknown, or two of its parts do not go together.
     """
 
     def __init__(self, config: BackboneConfig, method: Method) -> None:
         super().__init__()
+        d = config.hidden_size
+        span = resolve_span(method.span, config.layers)
         self.config = config
         self.method = method
-        self.routing = ROUTINGS[method.routing]
-        self.readout = READOUTS[method.readout]
-        self.table = TokenTable(config.vocab_size, config.hidden_size, config.tied)
-        self.backbone = Backbone(config)
-        self.update = Updater(config.hidden_size) if method.update == "updater" else None
-        self.decider = Decider(config.hidden_size) if self.routing.needs_decider else None
+        self.readout = find_part(READOUTS, method.readout, "readout")
+        self.routing: Routing = find_part(ROUTINGS, method.routing, "routing")
+        self.training_routing: Routing = find_part(ROUTINGS, method.training_routing or method.routing, "routing")
+        self.table = TokenTable(config.vocab_size, d, config.tied)
+        self.backbone = Backbone(config, span)
+        self.update: Update = find_part(UPDATES, method.update, "update")(d)
+        self.decider: DecidingHead | None = None
+        if method.decider is not None:
+            self.decider = find_part(DECIDERS, method.decider, "decider")(d, method.max_depth)
+        self.adapters = LowRankAdapters(config, span) if method.adapters else None
+        self.tap_layers = tap_layers(self.decider, span.body)
+        self.reads_each_depth = not span.coda and not self.readout.mixes_states
+        self._check()
+
+    def _check(self) -> None:
+        method = self.method
+        if method.visibility not in RULES:
+            raise ConfigError(
+                f"method.visibility: unknown rule {method.visibility!r}", f"use one of {', '.join(RULES)}"
+            )
+        needs = method.readout in ("stop_mass", "uniform") or self.readout.sums_hidden or self.reads_tokens
+        if needs and not self.reads_each_depth:
+            raise ConfigError(
+                f"method {method.name!r} reads a distribution at every depth, but its span {method.span!r} or readout "
+                f"{method.readout!r} gives one only after the last",
+                "loop all layers (method.span: all), or choose another readout, update or decider",
+            )
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether the update or the decider look at the likeliest tokens of each depth."""
+        return bool(self.update.top_k or (self.decider is not None and self.decider.top_k))
+
+    @property
+    def exit_rule(self) -> Routing:
+        """The routing of this mode: training's or decoding's."""
+        return self.training_routing if self.training else self.routing
 
     def reset_added(self, seed: int) -> None:
-        """Initialise the parts that the base model lacks (methods 1.8 a), from the seed alone."""
+        """Initialise the parts that the base model lacks, from the seed alone."""
         generator = torch.Generator().manual_seed(seed)
-        if self.update is not None:
-            reset_linears(self.update, generator)
-        if self.decider is not None:
-            self.decider.reset(generator)
+        for part in (self.update, self.decider, self.adapters):
+            if part is not None:
+                part.reset(generator)
 
-    def embed(self, ids: Tensor) -> Tensor:
-        """Original token embeddings e ``[rows, d]``."""
-        return self.table(ids=ids)
+    def start(
+        self, ids: Tensor, positions: Tensor, view: StreamView, keys: RowKeys, checkpointing: bool = False
+    ) -> tuple[RowState, Plan | None]:
+        """Rows as they enter depth 1, and what a router plans for them.
 
-    def enter(self, e: Tensor, h: Tensor) -> Tensor:
-        """What rows enter their next depth with, ``[rows, d]``, from e and the last hidden states h."""
-        if self.update is None:
-            raise RuntimeError(f"method {self.method.name!r} has one depth: nothing enters a second")
-        return self.update(e, h)
+        Args:
+            ids: int64 ``[rows]``.
+            positions: int64 ``[rows]``.
+            view: streams of the prelude.
+            keys: of the random first state.
+            checkpointing: recompute layers in the backward.
+        """
+        e = self.table(ids=ids)
+        z = self.backbone.prelude(e, positions, view, checkpointing) if self.backbone.span.prelude else e
+        noise = None
+        if self.update.draws_state:
+            draws = uniform(keys.seed, keys.example, keys.position, STATE_SALT, width=e.shape[1], like=ids)
+            noise = truncated_normal(draws)
+        u = self.update.start(z, noise)
+        plan = None if self.decider is None else self.decider.plan(u)
+        mass = torch.ones(ids.shape, dtype=_wide(e), device=e.device)
+        gate, planned = (mass, torch.zeros_like(ids)) if plan is None else (plan.gate.to(mass.dtype), plan.depth)
+        return RowState(e, z, u, torch.zeros_like(e), mass, gate, planned), plan
+
+    def run(
+        self, state: RowState, depth: Tensor, positions: Tensor, view: StreamView, checkpointing: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        """The looped layers once.
+
+        Args:
+            state: the rows.
+            depth: int64 ``[rows]``, the depth that each runs.
+            positions: int64 ``[rows]``.
+            view: streams of the body.
+            checkpointing: recompute layers in the backward.
+
+        Returns:
+            The body's output y, the state x, its final norm h, all ``[rows, d]``, and the decider's taps.
+        """
+        deep = depth > 1
+        adapted = deep[:, None].to(state.u.dtype) if self.adapters is not None and bool(deep.any()) else None
+        y, taps = self.backbone.body(state.u, positions, view, checkpointing, self.adapters, adapted, self.tap_layers)
+        x = self.update.carry(state, y, depth)
+        return y, x, self.backbone.norm(x), taps
+
+    def pass_of(
+        self,
+        state: RowState,
+        depth: Tensor,
+        run: tuple[Tensor, Tensor, Tensor, list[Tensor]],
+        head: HeadOutput | None,
+    ) -> Passed:
+        """Everything that decider and update may look at."""
+        y, x, h, taps = run
+        top = h.new_zeros(h.shape[0], 0) if head is None else head.top
+        logits, embedding = top, None
+        if head is not None and top.shape[1]:
+            logits = top.clamp_min(torch.finfo(top.dtype).tiny).log() + head.log_sum_exp[:, None]
+            if self.update.top_k:
+                best = slice(0, self.update.top_k)
+                weights = top[:, best] / top[:, best].sum(-1, keepdim=True)
+                embedding = self.table(mix=(head.top_ids[:, best], weights)).to(x.dtype)
+        return Passed(depth, state, y, x, h, taps, top, logits, embedding)
+
+    def continue_logit(self, passed: Passed) -> Tensor | None:
+        """The decider's logit ``[rows]``; None for methods that decide without one."""
+        return self.decider.logit(passed) if self.decider is not None and self.decider.per_depth else None
+
+    def survival(self, mass: Tensor, continue_prob: Tensor | None) -> Tensor:
+        """Mass ``[rows]`` that depths up to this one leave to deeper ones."""
+        if self.decider is None or continue_prob is None:
+            return mass
+        return self.decider.survive(mass, continue_prob.to(mass.dtype))
+
+    def goes_on(
+        self,
+        passed: Passed,
+        continue_prob: Tensor | None,
+        survival: Tensor,
+        generates: Tensor,
+        sequence: Tensor,
+        oracle: Tensor,
+        keys: RowKeys,
+        max_depth: Tensor | int,
+        threshold: Tensor | float,
+    ) -> Tensor:
+        """The exit rule, bool ``[rows]``; arguments as in :class:`fathom.model.routing.Decision`."""
+        rule, depth = self.exit_rule, passed.depth
+        draw = torch.zeros(depth.shape, dtype=torch.float64, device=depth.device)
+        if rule.draws:
+            draw = uniform(keys.seed, keys.example, keys.position, ROUTE_SALT, depth, width=1, like=depth)[:, 0]
+        change = torch.zeros_like(survival)
+        if rule.reads_change:
+            change = ((passed.x - passed.state.u).norm(dim=-1) / passed.x.norm(dim=-1)).to(survival.dtype)
+        decision = Decision(
+            continue_prob, depth, generates, max_depth, threshold, survival, passed.state.planned, oracle, sequence,
+            draw, change,
+        )  # fmt: skip
+        return rule.goes_on(decision) & (depth < max_depth)
+
+    def kept(self, state: RowState, x: Tensor, h: Tensor) -> Tensor:
+        """What the readout holds after a pass, ``[rows, d]``, before any weight is known."""
+        return state.kept + h if self.readout.sums_hidden else x
+
+    def enter(self, passed: Passed, kept: Tensor, logit: Tensor | None, survival: Tensor) -> RowState:
+        """Rows as they enter their next depth."""
+        before = passed.state
+        u = self.update.enter(passed)
+        gate = before.gate
+        if self.decider is not None and logit is not None:
+            gate = self.decider.next_gate(passed, logit).to(gate.dtype)
+        return RowState(before.e, before.z, u, kept, survival, gate, before.planned)
+
+    def finish(self, kept: Tensor, positions: Tensor, view: StreamView, checkpointing: bool = False) -> Tensor:
+        """What the head reads of rows that have stopped, ``[rows, d]``.
+
+        Args:
+            kept: ``[rows, d]``, as the readout left it.
+            positions: int64 ``[rows]``.
+            view: streams of the coda: one key per token.
+            checkpointing: recompute layers in the backward.
+        """
+        if self.readout.sums_hidden:
+            return kept
+        if not self.backbone.span.coda:
+            return self.backbone.norm(kept)
+        x = self.backbone.norm(kept) if self.update.norm_before_coda else kept
+        return self.backbone.norm(self.backbone.coda(x, positions, view, checkpointing))
 
     def logits(self, h: Tensor) -> Tensor:
         """Full logits ``[rows, V]``, fp32 or wider; for serving, which needs them for few rows."""
         return self.table.logits(h)
-
-    def continue_logit(self, e: Tensor, h: Tensor, logits: Tensor) -> Tensor:
-        """The decider's logit ``[rows]`` from full logits ``[rows, V]``."""
-        if self.decider is None:
-            raise RuntimeError(f"method {self.method.name!r} has no decider")
-        return self.decider(e, h, top_probabilities(logits, self.decider.top_k))
 
     def mix(self, log_probs: list[Tensor], gates: list[Tensor]) -> Tensor:
         """A token's log-probabilities ``[V]`` from those of its executed depths and their continue probabilities."""
@@ -124,160 +241,20 @@ class LoopedLM(nn.Module):
         """Target log-probabilities, log-sum-exps and top-k probabilities of hidden states ``[rows, d]``."""
         return self.table(head=(hidden, targets, k, chunk_rows))
 
-    def run_span(
-        self,
-        u: Tensor,
-        positions: Tensor,
-        view: StreamView,
-        checkpointing: bool = False,
-    ) -> Tensor:
-        """One pass of the looped span: ``[rows, d]`` in, hidden states after the final norm out."""
-        return self.backbone(u, positions, view, checkpointing)
+    def top_k(self) -> int:
+        """How many of each depth's likeliest tokens the parts look at."""
+        return max(self.update.top_k, self.decider.top_k if self.decider is not None else 0)
 
-    def forward(
-        self,
-        rows: PackedRows,
-        collectives: Collectives = LOCAL,
-        head_chunk_rows: int = 1024,
-        checkpointing: bool = False,
-        routes: Tensor | None = None,
-    ) -> Trace:
-        """Run all depths, level by level: equal to decoding token by token, since depth m sees depths <= m only.
-
-        Args:
-            rows: whole documents; may be empty.
-            collectives: the ranks that must run the same number of depths.
-            head_chunk_rows: rows whose logits exist at once.
-            checkpointing: recompute layers in the backward.
-            routes: int64 ``[rows]``, depths to execute instead of the exit rule's (scripted routes).
-        """
-        kept = rows.count
-        rows = rows if kept else _one_ghost(rows)
-        embedding = self.embed(rows.ids)
-        everyone = torch.arange(rows.count, device=rows.ids.device)
-        step: _Pass | None = _Pass(everyone, embedding, embedding, ghost=not kept)
-        streams, depths = TrainingStreams(self.method.visibility), []
-        keep_alive = embedding.new_zeros(())
-        depth = 0
-        while step is not None:
-            depth += 1
-            trace = self._run_depth(depth, step, rows, streams, head_chunk_rows, checkpointing, routes)
-            keep_alive = keep_alive + 0.0 * _touch(trace)
-            depths.append(_without_rows(trace) if step.ghost else trace)
-            step = self._next(depth, step, trace, embedding, collectives)
-        keep_alive = keep_alive + self._touch_added(embedding)
-        log_prob, executed = self._mixture(rows, depths)
-        return Trace(
-            log_prob[:kept],
-            executed[:kept],
-            depths,
-            embedding[:kept],
-            streams,
-            keep_alive,
-        )
-
-    def _run_depth(
-        self,
-        depth: int,
-        step: _Pass,
-        rows: PackedRows,
-        streams: TrainingStreams,
-        head_chunk_rows: int,
-        checkpointing: bool,
-        routes: Tensor | None,
-    ) -> DepthTrace:
-        """One pass of the span, its readout and its decisions."""
-        index = step.index
-        sequence = torch.full_like(index, GHOST) if step.ghost else rows.sequence[index]
-        meta = RowMeta(sequence, rows.positions[index], torch.full_like(index, depth))
-        hidden = self.run_span(step.entered, meta.position, streams.view(meta), checkpointing)
-        decides = self.decider is not None and depth < self.method.max_depth
-        top_k = self.decider.top_k if self.decider is not None and decides else 0
-        head = self.read_out(hidden, rows.targets[index], top_k, head_chunk_rows)
-        logit = self.decider(step.embedding, hidden, head.top) if self.decider is not None and decides else None
-        goes_on = self._decide(
-            meta.depth,
-            logit,
-            rows.supervised[index],
-            None if routes is None else routes[index],
-        )
-        return DepthTrace(index, hidden, head.log_prob, logit, goes_on & (sequence != GHOST))
-
-    def _decide(
-        self,
-        depth: Tensor,
-        logit: Tensor | None,
-        generates: Tensor,
-        routes: Tensor | None,
-    ) -> Tensor:
-        if routes is not None:
-            return (depth < routes) & (depth < self.method.max_depth)
-        at_last_depth = logit is None and self.decider is not None
-        if at_last_depth:
-            return torch.zeros_like(generates)
-        gate = None if logit is None else logit.detach().sigmoid()
-        return self.routing.goes_on(Decision(gate, depth, generates, self.method.max_depth, self.method.threshold))
-
-    def _next(
-        self,
-        depth: int,
-        step: _Pass,
-        trace: DepthTrace,
-        embedding: Tensor,
-        collectives: Collectives,
-    ) -> _Pass | None:
-        """The rows of the next depth; a ghost where only other ranks have some; None where nobody has."""
-        if depth == self.method.max_depth or not collectives.any(bool(trace.goes_on.any())):
-            return None
-        chosen = trace.goes_on.nonzero()[:, 0]
-        ghost = chosen.shape[0] == 0
-        chosen = chosen.new_zeros(1) if ghost else chosen
-        index = trace.index[chosen]
-        e = embedding[index]
-        return _Pass(index, self.enter(e, trace.hidden[chosen]), e, ghost)
-
-    def _touch_added(self, embedding: Tensor) -> Tensor:
-        """Zero times the updater's output: it has a gradient even when nobody continued anywhere."""
-        if self.update is None:
-            return embedding.new_zeros(())
-        return 0.0 * self.enter(embedding[:1], embedding[:1]).sum()
-
-    def _mixture(self, rows: PackedRows, depths: list[DepthTrace]) -> tuple[Tensor, Tensor]:
-        """Mixture log-probabilities of the targets and executed depths, both ``[rows]``; fp32 or wider."""
-        executed = torch.zeros_like(rows.ids)
-        for trace in depths:
-            executed[trace.index] += 1
-        wide = depths[0].log_prob.dtype
-        mixture = torch.full(rows.ids.shape, -torch.inf, dtype=wide, device=rows.ids.device)
-        remaining = torch.ones_like(mixture)
-        for trace in depths:
-            at = trace.index
-            gate = None if trace.continue_logit is None else trace.continue_logit.to(wide).sigmoid()
-            weight = self.readout.weight(remaining[at], gate, trace.goes_on, executed[at])
-            mixture = mixture.index_put((at,), torch.logaddexp(mixture[at], log_weight(weight) + trace.log_prob))
-            if gate is not None:
-                remaining = remaining.index_put((at,), remaining[at] * gate)
-        return mixture, executed
+    def forward(self, rows: PackedRows, collectives: Collectives = LOCAL, options: LoopOptions | None = None) -> Trace:
+        """All depths of whole documents, level by level; see :func:`fathom.model.levels.run_levels`."""
+        return run_levels(self, rows, collectives, options or LoopOptions())
 
 
-def _one_ghost(rows: PackedRows) -> PackedRows:
-    """A rank without rows runs one that nobody sees and nobody learns from."""
-    zero = rows.ids.new_zeros(1)
-    return PackedRows(zero, zero, zero + GHOST, zero, torch.zeros_like(zero, dtype=torch.bool))
+def tap_layers(decider: DecidingHead | None, body: int) -> tuple[int, ...]:
+    """Which layers of the body the decider reads, counted from the body's first."""
+    shares = () if decider is None else decider.tap_shares
+    return tuple(min(body - 1, round(share * body)) for share in shares)
 
 
-def _touch(trace: DepthTrace) -> Tensor:
-    total = trace.hidden.sum() + trace.log_prob.sum()
-    return total if trace.continue_logit is None else total + trace.continue_logit.sum()
-
-
-def _without_rows(trace: DepthTrace) -> DepthTrace:
-    """What a pass leaves whose one row was a ghost."""
-    logit = trace.continue_logit
-    return DepthTrace(
-        trace.index[:0],
-        trace.hidden[:0],
-        trace.log_prob[:0],
-        None if logit is None else logit[:0],
-        trace.goes_on[:0],
-    )
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -1,6 +1,4 @@
-"""Readouts: how the distributions of a token's executed depths become its next-token distribution."""
-
-from typing import Protocol
+"""Readouts: how what a token's executed depths made becomes its next-token distribution."""
 
 import torch
 from torch import Tensor
@@ -8,58 +6,66 @@ from torch import Tensor
 SMALLEST_WEIGHT = 1e-10
 
 
-class Readout(Protocol):
-    """A mixture of probabilities over executed depths, given as a weight per depth."""
+class Readout:
+    """A mixture of the depths' probabilities; this one is the last executed depth alone.
 
-    def weight(
-        self,
-        remaining: Tensor,
-        continue_prob: Tensor | None,
-        goes_on: Tensor,
-        executed: Tensor,
-    ) -> Tensor:
+    Attributes:
+        mixes_states: the states are mixed, not the distributions; the head sees their sum once, after the last depth.
+        sums_hidden: each depth's head sees the sum of the normed states so far.
+    """
+
+    mixes_states = False
+    sums_hidden = False
+
+    def weight(self, mass: Tensor, survival: Tensor | None, goes_on: Tensor, executed: Tensor) -> Tensor:
         """Weight ``[rows]`` of a depth.
 
         Args:
-            remaining: ``[rows]``, mass not given to shallower depths: the product of their continue probabilities.
-            continue_prob: g ``[rows]`` of this depth.
+            mass: ``[rows]``, what shallower depths left.
+            survival: ``[rows]``, what this depth leaves to deeper ones; None where nothing decides.
             goes_on: bool ``[rows]``, whether this is not the last executed depth.
             executed: int64 ``[rows]``, how many depths the token executes in all.
         """
-        ...
+        return torch.where(goes_on, torch.zeros_like(mass), torch.ones_like(mass))
 
 
-class StopMass:
+class StopMass(Readout):
     """omega^(m) = (1 - g^(m)) prod_{j<m} g^(j), and all remaining mass for the last executed depth (Eq. 4).
 
     The last depth takes all remaining mass even where its own g is below tau: g at the stopping depth never enters.
     """
 
-    def weight(self, remaining: Tensor, continue_prob: Tensor | None, goes_on: Tensor, executed: Tensor) -> Tensor:
-        if continue_prob is None:
-            return remaining
-        return torch.where(goes_on, remaining * (1 - continue_prob), remaining)
+    def weight(self, mass: Tensor, survival: Tensor | None, goes_on: Tensor, executed: Tensor) -> Tensor:
+        return mass if survival is None else torch.where(goes_on, mass - survival, mass)
 
 
-class Uniform:
+class WeightedStates(StopMass):
+    """The same weights on the states themselves (ACT, methods 8)."""
+
+    mixes_states = True
+
+
+class Uniform(Readout):
     """1 / m_t for each executed depth (TaH2-fixed)."""
 
-    def weight(self, remaining: Tensor, continue_prob: Tensor | None, goes_on: Tensor, executed: Tensor) -> Tensor:
-        return executed.to(remaining.dtype).reciprocal()
+    def weight(self, mass: Tensor, survival: Tensor | None, goes_on: Tensor, executed: Tensor) -> Tensor:
+        return executed.to(mass.dtype).reciprocal()
 
 
-class LastDepth:
-    """The last executed depth alone."""
+class SummedLogits(Readout):
+    """Logits are summed over depths (TaH, methods 2.1); the head is linear, so it sees the sum of the states."""
 
-    def weight(self, remaining: Tensor, continue_prob: Tensor | None, goes_on: Tensor, executed: Tensor) -> Tensor:
-        return torch.where(goes_on, torch.zeros_like(remaining), torch.ones_like(remaining))
+    sums_hidden = True
 
 
 READOUTS: dict[str, Readout] = {
+    "last_depth": Readout(),
     "stop_mass": StopMass(),
     "uniform": Uniform(),
-    "last_depth": LastDepth(),
+    "weighted_states": WeightedStates(),
+    "summed_logits": SummedLogits(),
 }
+"""By name; a package may add its own (docs/methods.md)."""
 
 
 def log_weight(weight: Tensor) -> Tensor:
@@ -82,8 +88,8 @@ def mix(readout: Readout, log_probs: list[Tensor], gates: list[Tensor]) -> Tenso
     remaining, mixture = one, torch.full_like(log_probs[0], -torch.inf)
     for number, term in enumerate(log_probs):
         on = number + 1 < len(log_probs)
-        gate = gates[number].to(one) if on and gates else None
-        weight = readout.weight(remaining, gate, torch.tensor(on, device=one.device), executed)
+        survival = remaining * gates[number].to(one) if on and gates else None
+        weight = readout.weight(remaining, survival, torch.tensor(on, device=one.device), executed)
         mixture = torch.logaddexp(mixture, log_weight(weight) + term)
-        remaining = remaining * gate if gate is not None else remaining
+        remaining = remaining if survival is None else survival
     return mixture

@@ -1,6 +1,6 @@
 """Exit rules: which rows go on to the next depth. Decisions are constants; no gradient passes through them."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,12 @@ class Decision(NamedTuple):
         generates: bool ``[rows]``, rows whose next token is a training target or will be sampled.
         max_depth: M, one for all or per row.
         threshold: tau, one for all or per row.
+        survival: ``[rows]``, share of the distribution that depths up to this one leave to deeper ones.
+        planned: int64 ``[rows]``, the depth that a router chose at the start.
+        oracle: int64 ``[rows]``, the depth that the data asks for, 0 where it asks for none.
+        sequence: int64 ``[rows]``, which document or request.
+        draw: fp64 ``[rows]``, uniform numbers keyed by (seed, example, position, depth).
+        change: ``[rows]``, |x - u| / |x| of the pass.
     """
 
     continue_prob: Tensor | None
@@ -22,49 +28,154 @@ class Decision(NamedTuple):
     generates: Tensor
     max_depth: Tensor | int
     threshold: Tensor | float
+    survival: Tensor
+    planned: Tensor
+    oracle: Tensor
+    sequence: Tensor
+    draw: Tensor
+    change: Tensor
 
 
-class Routing(Protocol):
-    """An exit rule."""
+class Routing:
+    """An exit rule; this one sends every row to depth M.
 
-    needs_decider: bool
+    Attributes:
+        reads_targets: whether it looks at a whole sequence or at data that only training has, so that it cannot
+            decode token by token.
+        draws: whether it looks at ``draw``.
+        reads_change: whether it looks at ``change``.
+        dial: whether tau decides.
+    """
 
-    def goes_on(self, rows: Decision) -> Tensor:
-        """Bool ``[rows]``: continue to the next depth."""
-        ...
-
-
-class DeciderThreshold:
-    """Continue iff g > tau, strictly, and m < M (methods 1.1)."""
-
-    needs_decider = True
-
-    def goes_on(self, rows: Decision) -> Tensor:
-        if rows.continue_prob is None:
-            raise ValueError("the decider's threshold needs continue probabilities")
-        return (rows.continue_prob > rows.threshold) & (rows.depth < rows.max_depth)
-
-
-class GeneratingRows:
-    """All M depths for rows that generate, one for other prompt tokens (TaH2-fixed, methods 1.12)."""
-
-    needs_decider = False
+    reads_targets = False
+    draws = False
+    reads_change = False
+    dial = False
 
     def goes_on(self, rows: Decision) -> Tensor:
-        return rows.generates & (rows.depth < rows.max_depth)
+        """Bool ``[rows]``: continue to the next depth. The loop never goes beyond M, whatever this says."""
+        return torch.ones_like(rows.generates)
 
 
-class OnePass:
+class OnePass(Routing):
     """Nobody goes on: the base model."""
-
-    needs_decider = False
 
     def goes_on(self, rows: Decision) -> Tensor:
         return torch.zeros_like(rows.generates)
 
 
+class GeneratingRows(Routing):
+    """All M depths for rows that generate, one for other prompt tokens (TaH2-fixed, methods 1.12)."""
+
+    def goes_on(self, rows: Decision) -> Tensor:
+        return rows.generates
+
+
+class DeciderThreshold(Routing):
+    """Continue iff g > tau, strictly (methods 1.1)."""
+
+    dial = True
+
+    def goes_on(self, rows: Decision) -> Tensor:
+        return _asked(rows) > rows.threshold
+
+
+class SampledDecisions(Routing):
+    """Continue with probability g: an ablation of TaH2 (Table 4)."""
+
+    draws = True
+
+    def goes_on(self, rows: Decision) -> Tensor:
+        return rows.draw < _asked(rows)
+
+
+class RandomDecisions(Routing):
+    """Continue with probability tau, whatever the row: the control at a given mean depth."""
+
+    draws = dial = True
+
+    def goes_on(self, rows: Decision) -> Tensor:
+        return rows.draw < rows.threshold
+
+
+class SurvivalThreshold(Routing):
+    """Continue iff the mass left to deeper depths is above tau: exit at the first m with CDF(m) >= 1 - tau.
+
+    Ouro's Q-exit with q = 1 - tau (methods 3.4), PonderNet's (8), and ACT's halting with eps = tau.
+    """
+
+    dial = True
+
+    def goes_on(self, rows: Decision) -> Tensor:
+        return rows.survival > rows.threshold
+
+
+class Oracle(Routing):
+    """As deep as the data asks (TaH's first stage, methods 2.3); rows of which it says nothing stop at depth 1."""
+
+    reads_targets = True
+
+    def goes_on(self, rows: Decision) -> Tensor:
+        return rows.depth < rows.oracle
+
+
+class Planned(Routing):
+    """As deep as the router chose at the start (MoR's token choice, methods 7.3)."""
+
+    def goes_on(self, rows: Decision) -> Tensor:
+        return rows.depth < rows.planned
+
+
+class ExpertChoice(Routing):
+    """Of each sequence the rows with the largest g, among those that ran this depth (MoR, methods 7.2).
+
+    Capacities are N/N, (N-1)/N, ..., 1/N of the sequence for recursions 1..N. It looks at the whole sequence: decoding
+    uses the threshold that the auxiliary loss trains.
+    """
+
+    reads_targets = True
+
+    def goes_on(self, rows: Decision) -> Tensor:
+        g = _asked(rows)
+        if not isinstance(rows.max_depth, int) or not g.shape[0]:
+            return torch.zeros_like(rows.generates)
+        # Rows that ran m are a share (N - m + 1)/N of their sequence: the next capacity is (N - m)/(N - m + 1) of them.
+        left = rows.max_depth - rows.depth
+        _, place, sizes = torch.unique(rows.sequence, return_inverse=True, return_counts=True)
+        order = torch.argsort(g, descending=True, stable=True)
+        order = order[torch.argsort(place[order], stable=True)]
+        starts = sizes.cumsum(0) - sizes
+        rank = torch.empty_like(order)
+        rank[order] = torch.arange(order.shape[0], device=order.device) - starts[place[order]]
+        return rank * (left + 1) < sizes[place] * left
+
+
+class StateChange(Routing):
+    """Continue iff the state still moves: |x - u| / |x| > tau (Huginn's latent-diff, methods 4.4)."""
+
+    reads_change = dial = True
+
+    def goes_on(self, rows: Decision) -> Tensor:
+        return rows.change > rows.threshold
+
+
+def _asked(rows: Decision) -> Tensor:
+    if rows.continue_prob is None:
+        raise ValueError("this exit rule needs continue probabilities: give the method a decider")
+    return rows.continue_prob
+
+
 ROUTINGS: dict[str, Routing] = {
-    "decider_threshold": DeciderThreshold(),
-    "generating_rows": GeneratingRows(),
+    "every_row": Routing(),
     "one_pass": OnePass(),
+    "generating_rows": GeneratingRows(),
+    "decider_threshold": DeciderThreshold(),
+    "sampled_decisions": SampledDecisions(),
+    "random": RandomDecisions(),
+    "survival_threshold": SurvivalThreshold(),
+    "oracle": Oracle(),
+    "planned": Planned(),
+    "expert_choice": ExpertChoice(),
+    "state_change": StateChange(),
 }
+"""By name; a package may add its own (docs/methods.md)."""

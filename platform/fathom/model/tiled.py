@@ -79,8 +79,8 @@ class TiledKernel:
         causal: depth 1 of a whole document."""
         if len(tile.keys) == 1 and tile.query == tile.keys[0] and not self.isolated:
             return None
-        query = _cut(self.rows, tile.query)
-        columns = [_cut(column, where) for column, where in zip(self.columns, tile.keys, strict=True)]
+        query = self.rows.at(tile.query)
+        columns = [column.at(where) for column, where in zip(self.columns, tile.keys, strict=True)]
         parts = [visible(self.rule, query, column) for column in columns]
         if self.isolated:
             parts[-1] = parts[-1] & (query.position[:, None] == columns[-1].position[None, :])
@@ -92,10 +92,6 @@ def _gather(tile: _Tile, columns: list[list[Tensor]]) -> Tensor:
     lengths = [where.stop - where.start for where in tile.keys]
     parts = [column[tile.document][:length] for column, length in zip(columns, lengths, strict=True)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _cut(meta: RowMeta, part: slice) -> RowMeta:
-    return RowMeta(meta.sequence[part], meta.position[part], meta.depth[part])
 
 
 def _ranges(sequence: Tensor, wanted: Tensor) -> list[slice]:

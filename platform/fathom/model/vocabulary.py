@@ -18,11 +18,13 @@ class HeadOutput(NamedTuple):
         log_prob: ``[rows]``, log q[target].
         log_sum_exp: ``[rows]`` of the logits.
         top: ``[rows, k]``, the k largest probabilities of the full softmax, descending, zero-padded if V < k.
+        top_ids: int64 ``[rows, k]``, whose they are; 0 in the padding.
     """
 
     log_prob: Tensor
     log_sum_exp: Tensor
     top: Tensor
+    top_ids: Tensor
 
 
 class TokenTable(nn.Module):
@@ -45,12 +47,19 @@ class TokenTable(nn.Module):
         self,
         ids: Tensor | None = None,
         head: tuple[Tensor, Tensor, int, int] | None = None,
+        mix: tuple[Tensor, Tensor] | None = None,
     ) -> Any:
-        """Embed ``ids`` to ``[rows, d]``, or read out ``head``: hidden, targets, k, chunk_rows of :func:`read_out`."""
+        """Embed ``ids`` to ``[rows, d]``; or read out ``head``: hidden, targets, k, chunk_rows of :func:`read_out`; or
+        ``mix`` embeddings: ids and weights, both ``[rows, k]``, to ``[rows, d]``."""
         if ids is not None:
             return nn.functional.embedding(ids, self.embedding)
+        if mix is not None:
+            tokens, weights = mix
+            with torch.autocast(self.embedding.device.type, enabled=False):
+                weights = weights.to(self.embedding.dtype)
+                return nn.functional.embedding_bag(tokens, self.embedding, mode="sum", per_sample_weights=weights)
         if head is None:
-            raise ValueError("call with ids to embed, or with head to read out")
+            raise ValueError("call with ids to embed, with head to read out, or with mix")
         hidden, targets, k, chunk_rows = head
         return read_out(hidden, self.head_weight, targets, k, chunk_rows)
 
@@ -73,11 +82,19 @@ def read_out(hidden: Tensor, weight: Tensor, targets: Tensor, k: int, chunk_rows
     return HeadOutput(*outputs)
 
 
-def top_probabilities(logits: Tensor, k: int) -> Tensor:
-    """The k largest probabilities ``[rows, k]`` of softmax(logits ``[rows, V]``), descending, zero-padded if V < k."""
+def read_logits(logits: Tensor, k: int) -> HeadOutput:
+    """What :func:`read_out` gives, from full logits ``[rows, V]`` that exist anyway; without a target."""
     kept = min(k, logits.shape[-1])
-    top = (logits.topk(kept, dim=-1).values - logits.logsumexp(-1, keepdim=True)).exp()
-    return nn.functional.pad(top, (0, k - kept))
+    log_sum_exp = logits.logsumexp(-1)
+    best = logits.topk(kept, dim=-1)
+    top = (best.values - log_sum_exp[:, None]).exp()
+    padding = (0, k - kept)
+    return HeadOutput(
+        torch.full_like(log_sum_exp, torch.nan),
+        log_sum_exp,
+        nn.functional.pad(top, padding),
+        nn.functional.pad(best.indices, padding),
+    )
 
 
 def _compute_dtype(hidden: Tensor) -> torch.dtype:
@@ -104,7 +121,7 @@ class _ReadOut(torch.autograd.Function):
         k: int,
         chunk_rows: int,
         dtype: torch.dtype,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         rows, kept = hidden.shape[0], min(k, weight.shape[0])
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         log_prob = hidden.new_empty(rows, dtype=wide)
@@ -121,12 +138,14 @@ class _ReadOut(torch.autograd.Function):
                 top[part, :kept] = (values - log_sum_exp[part, None]).exp()
         ctx.save_for_backward(hidden, weight, targets, log_sum_exp, chosen, top)
         ctx.chunk_rows, ctx.dtype = chunk_rows, dtype
-        return log_prob, log_sum_exp, top
+        top_ids = nn.functional.pad(chosen, (0, k - kept))
+        ctx.mark_non_differentiable(top_ids)
+        return log_prob, log_sum_exp, top, top_ids
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_log_prob, grad_log_sum_exp, grad_top = grads
+        grad_log_prob, grad_log_sum_exp, grad_top, _ = grads
         hidden, weight, targets, log_sum_exp, chosen, top = ctx.saved_tensors
         kept, dtype = chosen.shape[1], ctx.dtype
         grad_hidden = torch.zeros_like(hidden)

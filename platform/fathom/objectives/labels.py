@@ -7,7 +7,8 @@ from torch import Tensor
 
 from fathom.config.schema import ObjectiveConfig
 from fathom.model.collectives import Collectives
-from fathom.model.looped import LoopedLM, Trace
+from fathom.model.levels import Trace
+from fathom.model.looped import LoopedLM
 from fathom.model.rows import PackedRows
 from fathom.objectives.lookahead import lookahead_log_prob
 
@@ -73,15 +74,14 @@ def depth_labels(
         gain = _gain(model, trace, rows, depth, eligible, collectives, head_chunk_rows)
         cut = coverage_cut(collectives.gather(gain[eligible & (gain > 0)]), objective.coverage_rho)
         supervised = rows.supervised[ran.index]
-        label = eligible & (gain >= cut) if cut is not None else torch.zeros_like(eligible)
-        floor = torch.full_like(gain, SMALLEST_COST)
-        cost = torch.where(
-            eligible,
-            (gain - (cut or 0.0)).abs().clamp(SMALLEST_COST, LARGEST_COST),
-            floor,
-        )
+        # A pass that costs more than it brings is not worth labelling (objective.pass_price_nats; 0 as published).
+        least = max(cut or 0.0, objective.pass_price_nats)
+        label = eligible & (gain >= least) if cut is not None else torch.zeros_like(eligible)
+        cost = (gain - least).abs().clamp(SMALLEST_COST, LARGEST_COST)
+        cost = torch.where(label, cost, cost.clamp_min(objective.stop_cost_floor))
+        cost = torch.where(eligible, cost if objective.weighted else torch.ones_like(cost), SMALLEST_COST)
         balance = _balance(label, supervised, collectives)
-        labels.append(DepthLabels(supervised, eligible, gain, label, cost.float(), balance, cut or 0.0))
+        labels.append(DepthLabels(supervised, eligible, gain, label, cost.float(), balance, least))
         wanted = torch.zeros_like(wanted).index_put((ran.index,), label)
     return labels
 

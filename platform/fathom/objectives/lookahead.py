@@ -4,9 +4,11 @@ import torch
 from torch import Tensor
 
 from fathom.model.collectives import Collectives
-from fathom.model.looped import GHOST, LoopedLM, Trace
+from fathom.model.levels import GHOST, Trace
+from fathom.model.looped import LoopedLM
 from fathom.model.rows import PackedRows
-from fathom.model.visibility import RowMeta
+from fathom.model.state import ghost_state
+from fathom.model.visibility import row_meta
 
 
 @torch.no_grad()
@@ -33,21 +35,19 @@ def lookahead_log_prob(
     ran = trace.depths[depth - 1]
     if not collectives.any(bool(chosen.any())):
         return ran.log_prob.new_empty(0)
-    index, hidden = ran.index[chosen], ran.hidden[chosen]
+    index = ran.index[chosen]
     count = index.shape[0]
     if count:
-        embedding, sequence, position = (
-            trace.embedding[index],
-            rows.sequence[index],
-            rows.positions[index],
-        )
-        targets = rows.targets[index]
+        logit = None if ran.continue_logit is None else ran.continue_logit[chosen]
+        state = model.enter(ran.passed.at(chosen), ran.kept[chosen], logit, ran.survival[chosen])
+        sequence, position, targets = rows.sequence[index], rows.positions[index], rows.targets[index]
     else:
+        # A state of zeros: sharded modules must be called equally often on every rank.
         targets = rows.ids.new_zeros(1)
-        # Zeros, not an embedding of something: sharded modules must be called equally often on every rank.
-        embedding = hidden = trace.embedding.new_zeros(1, trace.embedding.shape[1])
         sequence, position = targets + GHOST, targets
-    meta = RowMeta(sequence, position, torch.full_like(position, depth + 1))
+        state = ghost_state(ran.passed.state)
+    meta = row_meta(sequence, position, depth + 1)
     view = trace.streams.lookahead_view(meta, depth + 1)
-    deeper = model.run_span(model.enter(embedding, hidden), position, view)
-    return model.read_out(deeper, targets, 0, head_chunk_rows).log_prob[:count]
+    _, x, h, _ = model.run(state, meta.depth, position, view)
+    read = model.kept(state, x, h) if model.readout.sums_hidden else h
+    return model.read_out(read, targets, 0, head_chunk_rows).log_prob[:count]

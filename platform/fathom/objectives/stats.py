@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from fathom.model.looped import Trace
+from fathom.model.levels import Trace
 from fathom.model.rows import PackedRows
-from fathom.model.visibility import RowMeta, visible_count
+from fathom.model.visibility import RowMeta, row_meta, visible_count
+from fathom.objectives.context import Loss
 from fathom.objectives.labels import DepthLabels
 
 CALIBRATION_BINS = 10
@@ -15,7 +16,7 @@ def stat_names(max_depth: int) -> list[str]:
     """Names of the vector's entries for models of up to ``max_depth`` depths."""
     names = ["forwards", "rows", "supervised", "lm_loss", "decider_loss"]
     for m in range(1, max_depth + 1):
-        names += [f"{what}/{m}" for what in ("rows", "executed", "depth_loss", "pairs", "last_depth")]
+        names += [f"{what}/{m}" for what in ("rows", "executed", "read", "depth_loss", "pairs", "last_depth")]
     for m in range(1, max_depth):
         names += [
             f"{what}/{m}"
@@ -38,32 +39,28 @@ def stat_names(max_depth: int) -> list[str]:
 def collect(
     trace: Trace,
     rows: PackedRows,
-    labels: list[DepthLabels],
-    lm_loss: Tensor,
-    decider_loss: Tensor,
+    loss: Loss,
     rule: str,
 ) -> dict[str, float]:
     """The sums of one forward by name; names that are absent are 0."""
+    labels = loss.labels
     values = {
         "forwards": 1.0,
         "rows": float(rows.count),
         "supervised": float(rows.supervised.sum()),
-        "lm_loss": float(lm_loss),
-        "decider_loss": float(decider_loss),
+        "lm_loss": float(loss.language),
+        "decider_loss": float(loss.routing),
     }
     metas: list[RowMeta] = []
     for m, ran in enumerate(trace.depths, start=1):
         supervised = rows.supervised[ran.index]
-        metas.append(
-            RowMeta(
-                rows.sequence[ran.index],
-                rows.positions[ran.index],
-                torch.full_like(ran.index, m),
-            )
-        )
+        meta = row_meta(rows.sequence[ran.index], rows.positions[ran.index], m)
+        metas.append(meta._replace(last=torch.where(ran.goes_on, meta.last, meta.depth)))
         values[f"rows/{m}"] = float(ran.index.shape[0])
         values[f"executed/{m}"] = float(supervised.sum())
-        values[f"depth_loss/{m}"] = -float(ran.log_prob[supervised].double().sum())
+        if ran.head is not None:
+            values[f"depth_loss/{m}"] = -float(ran.head.log_prob[supervised].double().sum())
+            values[f"read/{m}"] = float(supervised.sum())
         values[f"pairs/{m}"] = float(visible_count(rule, metas[-1], metas))
         values[f"last_depth/{m}"] = float((supervised & ~ran.goes_on).sum())
         values[f"continued/{m}"] = float((supervised & ran.goes_on).sum())
@@ -123,7 +120,7 @@ def summarise(names: list[str], vector: Tensor) -> dict[str, float]:
         at["rows"],
     )
     for m in range(1, depths + 1):
-        mean(f"nll/depth_{m}", at[f"depth_loss/{m}"], at[f"executed/{m}"])
+        mean(f"nll/depth_{m}", at[f"depth_loss/{m}"], at[f"read/{m}"])
         mean(f"share_stopping/depth_{m}", at[f"last_depth/{m}"], at["supervised"])
     for m in range(1, depths):
         mean(f"share_continuing/depth_{m}", at[f"continued/{m}"], at[f"executed/{m}"])

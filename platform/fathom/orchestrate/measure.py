@@ -25,16 +25,19 @@ def measure(cfg: RunConfig, model: LoopedLM, heldout: Prepared, device: torch.de
 
 
 def measure_before(cfg: RunConfig, base: Path, heldout: Prepared, device: torch.device) -> dict[str, HeldoutReport]:
-    """The base model as it was pretrained, and as the method converts it."""
-    reports = {"base": measure(cfg, load_model(base), heldout, device)}
-    if cfg.method.preset == "standard":
+    """The base model as it was pretrained, unless the run starts from scratch, and as the method converts it."""
+    reports = {}
+    if cfg.model.weights == "pretrained":
+        reports["base"] = measure(cfg, load_model(base), heldout, device)
+    if cfg.method.preset == "standard" and reports:
         return reports
-    return reports | {"converted": measure(cfg, load_model(base, cfg.method, seed=cfg.seed), heldout, device)}
+    converted = load_model(base, cfg.method, seed=cfg.seed, weights=cfg.model)
+    return reports | {"converted": measure(cfg, converted, heldout, device)}
 
 
 def with_weights(cfg: RunConfig, base: Path, weights: dict[str, Tensor]) -> LoopedLM:
     """An unsharded copy of the model with these parameters."""
-    model = load_model(base, cfg.method, seed=cfg.seed)
+    model = load_model(base, cfg.method, seed=cfg.seed, weights=cfg.model)
     missing, unexpected = model.load_state_dict(weights, strict=False)
     lost = [name for name in missing if name in dict(model.named_parameters())]
     if lost or unexpected:

@@ -18,7 +18,7 @@ from fathom.config.load import config_digest
 from fathom.config.schema import RunConfig
 from fathom.data.records import require_source
 from fathom.errors import ResumeRefused
-from fathom.model.methods import make_method
+from fathom.model.methods import method_of
 from fathom.orchestrate.stack import stack_state, state_folder
 from fathom.storage import files
 from fathom.train.place import CHECKPOINTS, STOP, Place
@@ -92,7 +92,7 @@ def run_recipe(
     Raises:
         FathomError: a mistake in the recipe, its data or model; a refused resume; a service that does not answer.
     """
-    make_method(cfg.method.preset, cfg.method.max_depth, cfg.method.threshold)  # refuses an unknown one
+    method_of(cfg.method)  # refuses an unknown one
     uri = files.absolute(files.join(cfg.storage, "runs", cfg.name))
     work = (folder or state_folder()) / "runs" / cfg.name
     place = Place(uri, work, allow_change or [])

@@ -16,6 +16,7 @@ from fathom.evals.heldout import HeldoutReport
 from fathom.evals.plots import plot_calibration, plot_depths, plot_loss
 from fathom.model.folder import save_model
 from fathom.model.looped import LoopedLM
+from fathom.model.methods import method_of
 from fathom.objectives.stats import CALIBRATION_BINS, calibration
 from fathom.orchestrate.measure import measure, measure_before, report_from_json, with_weights
 from fathom.orchestrate.run import RESULT, RunResult
@@ -156,10 +157,10 @@ class First:
         )
         if "trained" in self.heldout:
             depths = self.heldout["trained"].depth_counts
-            drawn += plot_depths(depths, folder, self.cfg.method.max_depth)
+            drawn += plot_depths(depths, folder, method_of(self.cfg.method).max_depth)
         bins = calibration_bins(outcome)
         if bins:
-            drawn += plot_calibration(bins, self.cfg.method.threshold, folder)
+            drawn += plot_calibration(bins, method_of(self.cfg.method).threshold, folder)
         for path in drawn:
             self.tracker.artifact(path, "plots")
         where = files.join(self.place.uri, "plots")

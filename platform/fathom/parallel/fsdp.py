@@ -58,7 +58,7 @@ class FsdpStrategy(SingleStrategy):
     @torch.no_grad()
     def full_model_state(self) -> dict[str, Tensor] | None:
         state = {}
-        for name, parameter in self.parameters.items():
+        for name, parameter in self.root.named_parameters():
             assert isinstance(parameter, DTensor)
             whole = parameter.full_tensor()
             if self.rank == 0:

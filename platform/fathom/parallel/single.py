@@ -88,4 +88,4 @@ class SingleStrategy:
             mine.copy_(read(key, start, start + mine.numel()))
 
     def full_model_state(self) -> dict[str, Tensor] | None:
-        return {name: value.detach().to("cpu", copy=True) for name, value in self.parameters.items()}
+        return {name: value.detach().to("cpu", copy=True) for name, value in self.root.named_parameters()}

@@ -124,7 +124,7 @@ class ZeroStrategy:
         import deepspeed
 
         state = {}
-        for name, parameter in self.parameters.items():
+        for name, parameter in self.root.module.named_parameters():
             with deepspeed.zero.GatheredParameters([parameter]):
                 if self.rank == 0:
                     state[name] = parameter.detach().to("cpu", copy=True)

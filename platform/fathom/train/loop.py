@@ -99,7 +99,7 @@ def one_step(
     if not plan.supervised:
         state.empty_steps += 1
         return {"learning_rate": rate, "steps_empty": float(state.empty_steps)}
-    stats = accumulate(strategy, prepared, plan, len(stat_names))
+    stats = accumulate(cfg, strategy, prepared, plan, state.step - 1, len(stat_names))
     norm = strategy.step(rate, cfg.optimizer.clip_norm)
     stats = strategy.sum(stats)
     found = dict(zip(stat_names, stats.tolist(), strict=True))
@@ -128,12 +128,16 @@ def one_step(
     return metrics
 
 
-def accumulate(strategy: Strategy, prepared: Prepared, plan: StepPlan, width: int) -> Tensor:
+def accumulate(
+    cfg: RunConfig, strategy: Strategy, prepared: Prepared, plan: StepPlan, step: int, width: int
+) -> Tensor:
     """Forward and backward of all micro-batches; this rank's summed statistics."""
     stats = torch.zeros(width, dtype=torch.float64, device=strategy.device)
     for number, examples in enumerate(plan.micro_batches):
         rows = micro_batch_rows(prepared, examples).to(strategy.device)
-        loss, seen = strategy.root(*rows)
+        # Alike on all ranks, so that they draw the same depths.
+        draw = (hash((cfg.seed, step, number)), step / cfg.train.steps)
+        loss, seen = strategy.root(*rows, draw=draw)
         strategy.backward(loss / plan.supervised, last=number == len(plan.micro_batches) - 1)
         stats += seen
     return stats

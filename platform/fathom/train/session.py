@@ -101,12 +101,13 @@ def train_worker(
 def build(cfg: RunConfig, inputs: Inputs, group: Group) -> tuple[Strategy, TrainingRoot]:
     """The converted model, alike on all workers, wrapped for training."""
     root = TrainingRoot(
-        load_model(inputs.base, cfg.method, seed=cfg.seed),
+        load_model(inputs.base, cfg.method, seed=cfg.seed, weights=cfg.model),
         cfg.objective,
         group.collectives,
         cfg.train.precision,
         cfg.train.head_chunk_rows,
         cfg.train.activation_checkpointing,
+        cfg.seed,
     )
     root.train()
     units = list(root.model.backbone.layers)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from fathom.errors import ConfigError
 from fathom.model.looped import LoopedLM
 from fathom_serve.engine.flight import Flight, Piece
 from fathom_serve.engine.limits import EngineLimits
@@ -54,6 +55,12 @@ class Engine:
         decode: Callable[[list[int]], str],
         stop_ids: frozenset[int] = frozenset(),
     ) -> None:
+        if model.routing.reads_targets:
+            raise ConfigError(
+                f"method {model.method.name!r} decodes with exit rule {model.method.routing!r}, which looks at a whole "
+                "sequence or at training data",
+                "export the model with a routing that decodes token by token",
+            )
         self.model = model.eval()
         self.limits = limits
         self.decode = decode
@@ -171,9 +178,9 @@ class Engine:
                 "depth.max_depth",
                 "depth_out_of_range",
             )
-        if asked.tau_exit is not None and self.model.decider is None:
+        if asked.tau_exit is not None and not self.model.routing.dial:
             raise _refused(
-                f"depth.tau_exit: method {method.name!r} has no decider, so there is no threshold to set",
+                f"depth.tau_exit: method {method.name!r} has no threshold to set, its exit rule is {method.routing!r}",
                 "depth.tau_exit",
                 "unsupported_parameter",
             )
@@ -183,7 +190,7 @@ class Engine:
     def _worst_case(self, request: Request, max_depth: int) -> int:
         """Pages if every row that may go deep does. The last token of an answer never runs."""
         positions = len(request.prompt) + request.sampling.max_tokens - 1
-        deep = positions if self.model.decider is not None else request.sampling.max_tokens
+        deep = request.sampling.max_tokens if self.model.method.routing == "generating_rows" else positions
         rows = self.limits.page_rows
         return pages_for(positions, rows) + (max_depth - 1) * pages_for(deep, rows)
 

@@ -2,7 +2,8 @@
 
 Prompt and answer are the same thing to a wave: some positions that run depth 1, then those of them that go on run depth
 2, and so on. A prompt is a wave of many positions, an answer token a wave of one. A wave may be cut over several ticks;
-its levels run one after the other, since depth m sees all depths up to m of earlier positions.
+its levels run one after the other, since depth m sees all depths up to m of earlier positions. Methods with a coda run
+it as one more level, over all positions, when the last of them has stopped.
 """
 
 from typing import NamedTuple
@@ -10,17 +11,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fathom.model.state import RowState
 from fathom_serve.engine.request import DepthUsage, Request, Token
 from fathom_serve.kv.pool import PagePool
 from fathom_serve.kv.streams import RequestStreams
 from fathom_serve.text.stream import TextStream
+
+FINISH = 0
+"""The depth of pieces that run the coda."""
 
 
 class Piece(NamedTuple):
     """Rows of one flight for one tick: consecutive positions of its wave, all at one depth.
 
     Attributes:
-        hidden: ``[rows, d]`` states of the depth before; None at depth 1.
+        state: as the rows enter this depth; None at depth 1 and in the coda.
+        kept: ``[rows, d]``, what the readout holds of rows that run the coda; None elsewhere.
         predicts: whether the last row is the wave's last position, whose distribution is sampled.
     """
 
@@ -28,7 +34,8 @@ class Piece(NamedTuple):
     depth: int
     positions: list[int]
     ids: list[int]
-    hidden: Tensor | None
+    state: RowState | None
+    kept: Tensor | None
     predicts: bool
 
 
@@ -37,13 +44,15 @@ class PieceOutcome(NamedTuple):
 
     Attributes:
         goes_on: per row.
-        hidden: ``[rows, d]``.
-        log_probs: ``[V]`` of the predicting row at this depth alone, else None.
+        state: of the rows that go on, as they enter the next depth.
+        kept: ``[rows, d]`` for the readout, of methods that read once, after the last depth; else None.
+        log_probs: ``[V]`` of the predicting row at this depth alone (or after the coda), else None.
         gate: g of the predicting row where it goes on, else None.
     """
 
     goes_on: list[bool]
-    hidden: Tensor
+    state: RowState | None
+    kept: Tensor | None
     log_probs: Tensor | None
     gate: Tensor | None
 
@@ -55,10 +64,12 @@ class Wave:
         self.last = positions[-1]
         self.depth = 1
         self.positions = positions
-        self.hidden: Tensor | None = None
+        self.state: RowState | None = None
+        self.kept: Tensor | None = None
         self.cursor = 0
         self._next_positions: list[int] = []
-        self._next_hidden: list[Tensor] = []
+        self._next_states: list[RowState] = []
+        self._stopped: list[tuple[int, Tensor]] = []
 
     @property
     def left(self) -> int:
@@ -72,15 +83,29 @@ class Wave:
 
     def advance(self, outcome: PieceOutcome) -> None:
         """Take in what the piece at the cursor did; at the end of a level the survivors form the next."""
-        went = [index for index, on in enumerate(outcome.goes_on) if on]
-        self._next_positions += [self.positions[self.cursor + index] for index in went]
-        if went:
-            self._next_hidden.append(outcome.hidden[torch.tensor(went, device=outcome.hidden.device)])
+        here = self.positions[self.cursor : self.cursor + len(outcome.goes_on)]
+        self._next_positions += [position for position, on in zip(here, outcome.goes_on, strict=True) if on]
+        if any(outcome.goes_on) and outcome.state is not None:
+            self._next_states.append(outcome.state)
+        if outcome.kept is not None:
+            went = zip(here, outcome.goes_on, outcome.kept, strict=True)
+            self._stopped += [(position, kept) for position, on, kept in went if not on]
         self.cursor += len(outcome.goes_on)
-        if self.left == 0 and self._next_positions:
+        if self.left == 0:
+            self._next_level()
+
+    def _next_level(self) -> None:
+        if self._next_positions:
             self.depth += 1
-            self.positions, self.hidden, self.cursor = self._next_positions, torch.cat(self._next_hidden), 0
-            self._next_positions, self._next_hidden = [], []
+            self.positions, self.cursor = self._next_positions, 0
+            self.state = RowState(*(torch.cat(fields) for fields in zip(*self._next_states, strict=True)))
+            self._next_positions, self._next_states = [], []
+        elif self._stopped:
+            self._stopped.sort(key=lambda pair: pair[0])
+            self.depth, self.cursor, self.state = FINISH, 0, None
+            self.positions = [position for position, _ in self._stopped]
+            self.kept = torch.stack([kept for _, kept in self._stopped])
+            self._stopped = []
 
 
 class Flight:
@@ -132,20 +157,23 @@ class Flight:
         wave = self.wave
         part = slice(wave.cursor, min(wave.cursor + rows, len(wave.positions)))
         positions = wave.positions[part]
-        self.streams.append(wave.depth, positions)
+        if wave.depth != FINISH:
+            self.streams.append(wave.depth, positions)
         return Piece(
             self,
             wave.depth,
             positions,
             [self.ids[position] for position in positions],
-            None if wave.hidden is None else wave.hidden[part],
+            None if wave.state is None else wave.state.at(part),
+            None if wave.kept is None else wave.kept[part],
             positions[-1] == wave.last,
         )
 
     def advance(self, piece: Piece, outcome: PieceOutcome) -> None:
         """Take in a tick's outcome."""
-        for position in piece.positions:
-            self.depths[position] = piece.depth
+        if piece.depth != FINISH:
+            for position in piece.positions:
+                self.depths[position] = piece.depth
         if outcome.log_probs is not None:
             self.log_probs.append(outcome.log_probs)
         if outcome.gate is not None:

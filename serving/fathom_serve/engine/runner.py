@@ -6,14 +6,16 @@ import torch
 from torch import Tensor
 
 from fathom.model.looped import LoopedLM
-from fathom.model.routing import Decision
-from fathom_serve.engine.flight import Piece, PieceOutcome
+from fathom.model.state import RowKeys, RowState
+from fathom.model.visibility import SAME_DEPTH
+from fathom.model.vocabulary import read_logits
+from fathom_serve.engine.flight import FINISH, Piece, PieceOutcome
 from fathom_serve.kv.pool import PagePool
 from fathom_serve.kv.view import PagedStreams, Run
 
 
 class _Rows(NamedTuple):
-    """The tick's rows, all ``[rows]``."""
+    """Rows of a tick that run the body, all ``[rows]``."""
 
     ids: Tensor
     positions: Tensor
@@ -22,6 +24,25 @@ class _Rows(NamedTuple):
     threshold: Tensor
     generates: Tensor
     predicts: Tensor
+    seeds: Tensor
+
+
+class _Made(NamedTuple):
+    """What a tick's body rows made.
+
+    Attributes:
+        goes_on: bool ``[rows]``.
+        states: of the rows that go on, in order, as they enter the next depth.
+        kept: ``[rows, d]`` for the readout, of methods that read once.
+        log_probs: by row, of those that predict, at this depth alone.
+        gates: ``[rows]``, NaN where nothing decided.
+    """
+
+    goes_on: Tensor
+    states: RowState
+    kept: Tensor
+    log_probs: dict[int, Tensor]
+    gates: Tensor
 
 
 class Runner:
@@ -42,18 +63,53 @@ class Runner:
 
     @torch.inference_mode()
     def execute(self, pieces: list[Piece]) -> list[PieceOutcome]:
-        """Run the pieces in one backbone call; at most one piece per request, since its rows may need each other."""
-        rows = self._rows(pieces)
-        embedding = self.model.embed(rows.ids)
-        entered = self._enter(pieces, embedding, rows.depth)
-        runs = [Run(piece.flight.streams, piece.depth, piece.positions) for piece in pieces]
-        view = PagedStreams(self.model.method.visibility, self.pool, runs)
-        hidden = self.model.backbone(entered, rows.positions, view)
+        """Run the pieces, those of any depth in one call of the looped layers; at most one piece per request, since its
+        rows may need each other."""
+        outcomes: dict[int, PieceOutcome] = {}
+        # The first pass of new tokens runs the prelude too: they come first.
+        looping = sorted((p for p in pieces if p.depth != FINISH), key=lambda piece: piece.depth > 1)
+        finishing = [piece for piece in pieces if piece.depth == FINISH]
         self.forwards += 1
-        self.rows_run += len(rows.ids)
-        gates, log_probs = self._heads(rows, embedding, hidden)
-        goes_on = self._goes_on(rows, gates)
-        return _split(pieces, hidden, goes_on, gates, log_probs)
+        self.rows_run += sum(len(piece.positions) for piece in pieces)
+        for batch, run in ((looping, self._loop), (finishing, self._finish)):
+            if batch:
+                outcomes |= {id(piece): outcome for piece, outcome in zip(batch, run(batch), strict=True)}
+        return [outcomes[id(piece)] for piece in pieces]
+
+    def _loop(self, pieces: list[Piece]) -> list[PieceOutcome]:
+        """Depths 1 to M: prelude where it is due, the body, and decisions."""
+        rows = self._rows(pieces)
+        first = [piece for piece in pieces if piece.depth == 1]
+        states = [piece.state for piece in pieces if piece.state is not None]
+        if first:
+            count = sum(len(piece.positions) for piece in first)
+            keys = RowKeys(0, rows.seeds[:count], rows.positions[:count])
+            view = self._view(SAME_DEPTH, first)
+            states.insert(0, self.model.start(rows.ids[:count], rows.positions[:count], view, keys)[0])
+        state = RowState(*(torch.cat(fields) for fields in zip(*states, strict=True)))
+        view = self._view(self.model.method.visibility, pieces)
+        made = self._decide(rows, state, self.model.run(state, rows.depth, rows.positions, view))
+        return _split(pieces, made, self.model.reads_each_depth)
+
+    def _finish(self, pieces: list[Piece]) -> list[PieceOutcome]:
+        """The coda, for rows that have stopped, and the distribution of the row that predicts."""
+        positions = self._positions(pieces)
+        kept = torch.cat([piece.kept for piece in pieces if piece.kept is not None])
+        hidden = self.model.finish(kept, positions, self._view(SAME_DEPTH, pieces))
+        outcomes, end = [], 0
+        for piece in pieces:
+            end += len(piece.positions)
+            log_probs = self.model.logits(hidden[end - 1 : end])[0].log_softmax(-1) if piece.predicts else None
+            outcomes.append(PieceOutcome([False] * len(piece.positions), None, None, log_probs, None))
+        return outcomes
+
+    def _view(self, rule: str, pieces: list[Piece]) -> PagedStreams:
+        # Prelude and coda have one key per token, which lies beside its first pass.
+        runs = [Run(piece.flight.streams, max(piece.depth, 1), piece.positions) for piece in pieces]
+        return PagedStreams(rule, self.pool, runs)
+
+    def _positions(self, pieces: list[Piece]) -> Tensor:
+        return torch.tensor([p for piece in pieces for p in piece.positions], device=self.pool.keys.device)
 
     def _rows(self, pieces: list[Piece]) -> _Rows:
         device = self.pool.keys.device
@@ -62,7 +118,7 @@ class Runner:
         def spread(values: list, dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype).repeat_interleave(counts).to(device)
 
-        positions = torch.tensor([position for piece in pieces for position in piece.positions], device=device)
+        positions = self._positions(pieces)
         predicts = torch.zeros_like(positions, dtype=torch.bool)
         ends = counts.cumsum(0) - 1
         predicts[ends.to(device)] = torch.tensor([piece.predicts for piece in pieces], device=device)
@@ -74,64 +130,79 @@ class Runner:
             spread([piece.flight.threshold for piece in pieces], torch.float64),
             positions >= spread([piece.flight.prompt_tokens - 1 for piece in pieces], torch.int64),
             predicts,
+            spread([piece.flight.request.sampling.seed or 0 for piece in pieces], torch.int64),
         )
 
-    def _enter(self, pieces: list[Piece], embedding: Tensor, depth: Tensor) -> Tensor:
-        """Embeddings for rows at depth 1; the update of the last hidden state for deeper ones."""
-        states = [piece.hidden for piece in pieces if piece.hidden is not None]
-        if not states:
-            return embedding
-        deep = (depth > 1).nonzero()[:, 0]
-        return embedding.index_copy(0, deep, self.model.enter(embedding[deep], torch.cat(states)).to(embedding.dtype))
-
-    def _heads(self, rows: _Rows, embedding: Tensor, hidden: Tensor) -> tuple[Tensor | None, dict[int, Tensor]]:
-        """Continue probabilities ``[rows]`` (NaN where none is asked for) and the log-probabilities of predicting rows.
-
-        Logits are made only for rows that sample or gate, a tile at a time.
-        """
-        decides = self.model.decider is not None
-        gated = rows.depth < rows.max_depth if decides else torch.zeros_like(rows.predicts)
-        wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        gates = torch.full(rows.depth.shape, torch.nan, dtype=wide, device=hidden.device) if decides else None
-        log_probs: dict[int, Tensor] = {}
-        for tile in (gated | rows.predicts).nonzero()[:, 0].split(self.head_rows):
-            logits = self.model.logits(hidden[tile])
-            if gates is not None:
-                local = gated[tile].nonzero()[:, 0]
-                asked = tile[local]
-                logit = self.model.continue_logit(embedding[asked], hidden[asked], logits[local])
-                gates[asked] = logit.to(wide).sigmoid()
-            for local in rows.predicts[tile].nonzero()[:, 0].tolist():
-                log_probs[int(tile[local])] = logits[local].log_softmax(-1)
-        return gates, log_probs
-
-    def _goes_on(self, rows: _Rows, gates: Tensor | None) -> list[bool]:
-        """The exit rule, with each request's own M and tau; at a row's last depth nothing is asked."""
-        may = (rows.depth < rows.max_depth).nonzero()[:, 0]
-        goes_on = torch.zeros_like(rows.predicts)
-        decision = Decision(
-            None if gates is None else gates[may],
-            rows.depth[may],
-            rows.generates[may],
-            rows.max_depth[may],
-            rows.threshold[may] if gates is None else rows.threshold[may].to(gates.dtype),
+    def _decide(self, rows: _Rows, state: RowState, ran: tuple[Tensor, Tensor, Tensor, list[Tensor]]) -> _Made:
+        """Readout and exit rule, a tile of rows at a time: logits are made only for rows that sample or gate."""
+        model, (y, x, h, taps) = self.model, ran
+        kept = model.kept(state, x, h)
+        made = _Made(
+            torch.zeros_like(rows.predicts), state.at(slice(0, 0)), kept, {}, torch.full_like(state.mass, torch.nan)
         )
-        goes_on[may] = self.model.routing.goes_on(decision)
-        return goes_on.tolist()
+        asked = torch.ones_like(rows.predicts)
+        if model.reads_each_depth:
+            asked = (rows.depth < rows.max_depth) | rows.predicts
+        following = []
+        for tile in asked.nonzero()[:, 0].split(self.head_rows):
+            part = (y[tile], x[tile], h[tile], [tap[tile] for tap in taps])
+            following.append(self._decide_tile(rows, tile, state.at(tile), part, made))
+        states = RowState(*(torch.cat(fields) for fields in zip(*following, strict=True))) if following else made.states
+        return made._replace(states=states)
+
+    def _decide_tile(
+        self,
+        rows: _Rows,
+        tile: Tensor,
+        state: RowState,
+        ran: tuple[Tensor, Tensor, Tensor, list[Tensor]],
+        made: _Made,
+    ) -> RowState:
+        """Decisions of some rows, written into ``made``; returns how those that go on enter their next depth."""
+        model, (_, x, h, _), depth = self.model, ran, rows.depth[tile]
+        head = None
+        if model.reads_each_depth:
+            read = made.kept[tile] if model.readout.sums_hidden else h
+            wanted = torch.ones_like(depth, dtype=torch.bool) if model.reads_tokens else rows.predicts[tile]
+            local = wanted.nonzero()[:, 0]
+            logits = model.logits(read[local])
+            head = read_logits(logits, model.top_k()) if model.reads_tokens else None
+            for place, row in enumerate(tile[local].tolist()):
+                if rows.predicts[row]:
+                    made.log_probs[row] = logits[place].log_softmax(-1)
+        # At a row's last depth nothing decides.
+        may = (depth < rows.max_depth[tile]).nonzero()[:, 0]
+        asked, all_passed = tile[may], model.pass_of(state, depth, ran, head)
+        passed = all_passed.at(may)
+        logit = model.continue_logit(passed)
+        gate = None if logit is None else logit.to(state.mass.dtype).sigmoid()
+        survival = model.survival(state.mass[may], gate)
+        zeros, keys = torch.zeros_like(asked), RowKeys(0, rows.seeds[asked], rows.positions[asked])
+        threshold = rows.threshold[asked].to(state.mass.dtype)
+        goes_on = model.goes_on(
+            passed, gate, survival, rows.generates[asked], zeros, zeros, keys, rows.max_depth[asked], threshold
+        )
+        made.goes_on[asked] = goes_on
+        if gate is not None:
+            made.gates[asked] = gate
+        if model.readout.mixes_states:
+            left = torch.zeros_like(state.mass).index_put((may,), survival)
+            share = model.readout.weight(state.mass, left, made.goes_on[tile], depth)
+            made.kept[tile] = state.kept + share[:, None].to(x.dtype) * x
+        on = goes_on.nonzero()[:, 0]
+        return model.enter(passed.at(on), made.kept[asked[on]], None if logit is None else logit[on], survival[on])
 
 
-def _split(
-    pieces: list[Piece],
-    hidden: Tensor,
-    goes_on: list[bool],
-    gates: Tensor | None,
-    log_probs: dict[int, Tensor],
-) -> list[PieceOutcome]:
-    outcomes, start = [], 0
+def _split(pieces: list[Piece], made: _Made, reads_each_depth: bool) -> list[PieceOutcome]:
+    outcomes, start, entered = [], 0, 0
     for piece in pieces:
         stop = start + len(piece.positions)
-        last = stop - 1
-        gate = gates[last] if gates is not None and piece.predicts and goes_on[last] else None
-        outcomes.append(PieceOutcome(goes_on[start:stop], hidden[start:stop], log_probs.get(last), gate))
+        last, goes_on = stop - 1, made.goes_on[start:stop].tolist()
+        state = made.states.at(slice(entered, entered + sum(goes_on)))
+        entered += sum(goes_on)
+        decided = piece.predicts and goes_on[-1] and not bool(made.gates[last].isnan())
+        kept = None if reads_each_depth else made.kept[start:stop]
+        gate = made.gates[last] if decided else None
+        outcomes.append(PieceOutcome(goes_on, state, kept, made.log_probs.get(last), gate))
         start = stop
     return outcomes

@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fathom.model.visibility import RowMeta, visible
+from fathom.model.visibility import row_meta, visible
 from fathom_serve.kv.pool import PagePool
 from fathom_serve.kv.streams import RequestStreams
 
 
 class Run(NamedTuple):
-    """Consecutive rows of a tick that belong to one request at one depth; room for them is already in its streams."""
+    """Consecutive rows of a tick that belong to one request and use its stream of one depth, where they have room."""
 
     streams: RequestStreams
     depth: int
@@ -64,22 +64,24 @@ class PagedStreams:
 
 def _segment(rule: str, pool: PagePool, run: Run, rows: slice) -> _Segment:
     """Leave out keys that no row of the run sees, and the mask where every row sees all that remain."""
-    query = _meta(run.positions, run.depth)
+    streams = [torch.tensor(stream.positions) for stream in run.streams.by_depth[: run.depth]]
+    places = torch.tensor(run.positions)
+    query = row_meta(torch.zeros_like(places), places, run.depth)
     slots, seen = [], []
-    for number, stream in enumerate(run.streams.by_depth[: run.depth]):
-        slots.append(stream.slots(pool))
-        seen.append(visible(rule, query, _meta(stream.positions, number + 1)))
+    for number, positions in enumerate(streams):
+        slots.append(run.streams.by_depth[number].slots(pool))
+        key = row_meta(torch.zeros_like(positions), positions, number + 1)
+        if number + 1 < run.depth:
+            # A token of which no deeper key exists by now stopped here: deeper rows run in order of position.
+            went = torch.isin(positions, streams[number + 1])
+            key = key._replace(last=torch.where(went, key.last, key.depth))
+        seen.append(visible(rule, query, key))
     mask = torch.cat(seen, dim=1)
     useful = mask.any(dim=0)
     read, mask = torch.cat(slots)[useful], mask[:, useful]
-    own = slots[-1][len(slots[-1]) - len(run.positions) :]
+    own = slots[-1][torch.searchsorted(streams[-1], places)]
     device = pool.keys.device
-    return _Segment(rows, own, read.to(device), None if bool(mask.all()) else mask.to(device))
-
-
-def _meta(positions: list[int], depth: int) -> RowMeta:
-    position = torch.tensor(positions, dtype=torch.int64)
-    return RowMeta(torch.zeros_like(position), position, torch.full_like(position, depth))
+    return _Segment(rows, own.to(device), read.to(device), None if bool(mask.all()) else mask.to(device))
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

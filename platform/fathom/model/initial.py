@@ -1,0 +1,65 @@
+"""First weights: of a model from scratch, of a model that keeps some of a pretrained one's layers, of added parts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from fathom.errors import ConfigError
+from fathom.model.layers import RMSNorm
+from fathom.model.looped import LoopedLM
+from fathom.model.updater import Updater
+
+
+def reset_base(model: LoopedLM, seed: int) -> None:
+    """Initialise everything from the seed: embeddings N(0, 1/d), linears N(0, 1/fan_in) and those that write to the
+    residual stream smaller by sqrt(2 layers), norms 1, biases 0."""
+    generator = torch.Generator().manual_seed(seed)
+    writers = ("o_proj", "down_proj")
+    depth = (2 * model.config.layers) ** -0.5
+    for table in (model.table.embedding, model.table.head):
+        if table is not None:
+            nn.init.normal_(table, std=table.shape[1] ** -0.5, generator=generator)
+    for name, part in model.backbone.named_modules():
+        if isinstance(part, nn.Linear):
+            scale = depth if name.endswith(writers) else 1.0
+            nn.init.normal_(part.weight, std=scale * part.in_features**-0.5, generator=generator)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+        elif isinstance(part, RMSNorm):
+            nn.init.ones_(part.weight)
+
+
+def match_embedding(model: LoopedLM) -> None:
+    """Let depth 2 enter with the RMS of the embedding table instead of 1 (methods 1.8, an option).
+
+    Raises:
+        ConfigError: the method has no TaH2 updater.
+    """
+    if not isinstance(model.update, Updater):
+        raise ConfigError(
+            "method.updater_scale: this method has no updater whose scale could be set",
+            "leave method.updater_scale out",
+        )
+    with torch.no_grad():
+        scale = model.table.embedding.float().square().mean().sqrt()
+        nn.init.constant_(model.update.norm_out.weight, float(scale))
+
+
+def keep_layers(source: dict[str, Any], keep: Sequence[int]) -> dict[str, Any]:
+    """A ``config.json`` dictionary of a model of which only these layers remain (methods 6.1).
+
+    Raises:
+        ConfigError: a layer that the base model lacks, or layers out of order.
+    """
+    layers = source.get("num_hidden_layers", 0)
+    if not keep or list(keep) != sorted(set(keep)) or not 0 <= keep[0] <= keep[-1] < layers:
+        raise ConfigError(
+            f"method.keep_layers: {list(keep)} are not layers of a model with {layers}, in order",
+            f"name layers from 0 to {layers - 1}, each once, in increasing order",
+        )
+    kept = dict(source) | {"num_hidden_layers": len(keep)}
+    if isinstance(source.get("layer_types"), list):
+        kept["layer_types"] = [source["layer_types"][number] for number in keep]
+    return kept

@@ -1,0 +1,84 @@
+"""What a row carries from one depth to the next, in training and in serving alike."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class RowKeys(NamedTuple):
+    """What keys the randomness of rows: the run's or the request's seed, and int64 ``[rows]`` each."""
+
+    seed: int
+    example: Tensor
+    position: Tensor
+
+
+class RowState(NamedTuple):
+    """Rows about to run a depth; every field is ``[rows, ...]``.
+
+    Attributes:
+        e: ``[rows, d]``, the original token embeddings.
+        z: ``[rows, d]``, what the prelude made of them (e where there is no prelude).
+        u: ``[rows, d]``, what they enter the next pass with.
+        kept: ``[rows, d]``, what the readout has accumulated over the depths run so far.
+        mass: ``[rows]``, fp32 or wider, share of the next-token distribution that no shallower depth took.
+        gate: ``[rows]``, fp32 or wider, a router's weight of the next pass; 1 for methods without a router.
+        planned: int64 ``[rows]``, the depth that a router chose at the start; 0 for methods without one.
+    """
+
+    e: Tensor
+    z: Tensor
+    u: Tensor
+    kept: Tensor
+    mass: Tensor
+    gate: Tensor
+    planned: Tensor
+
+    def at(self, index: Tensor | slice) -> "RowState":
+        """Some of the rows."""
+        return RowState(*(field[index] for field in self))
+
+
+class Passed(NamedTuple):
+    """Rows that have just run a depth.
+
+    Attributes:
+        depth: int64 ``[rows]``.
+        state: as they entered.
+        y: ``[rows, d]``, the body's output, without the final norm.
+        x: ``[rows, d]``, the state that they leave with.
+        h: ``[rows, d]``, the final norm of x.
+        taps: ``[rows, d]`` each, inner states that the decider asked for.
+        top: ``[rows, k]``, the largest probabilities of this depth's softmax, descending; k as the parts ask.
+        top_logits: ``[rows, k]``, their logits.
+        top_embedding: ``[rows, d]``, the mean of their embeddings under the softmax over these k alone.
+    """
+
+    depth: Tensor
+    state: RowState
+    y: Tensor
+    x: Tensor
+    h: Tensor
+    taps: list[Tensor]
+    top: Tensor
+    top_logits: Tensor
+    top_embedding: Tensor | None
+
+    def at(self, index: Tensor | slice) -> "Passed":
+        """Some of the rows."""
+        return Passed(
+            self.depth[index],
+            self.state.at(index),
+            self.y[index],
+            self.x[index],
+            self.h[index],
+            [tap[index] for tap in self.taps],
+            self.top[index],
+            self.top_logits[index],
+            None if self.top_embedding is None else self.top_embedding[index],
+        )
+
+
+def ghost_state(like: RowState) -> RowState:
+    """One row of zeros with the fields' widths and dtypes of ``like``, which may be empty."""
+    return RowState(*(field.new_zeros(1, *field.shape[1:]) for field in like))

@@ -1,0 +1,68 @@
+"""What an objective gets and gives. Losses are sums over supervised rows, never means."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fathom.config.schema import ObjectiveConfig
+from fathom.model.collectives import Collectives
+from fathom.model.levels import LoopOptions, Trace
+from fathom.model.looped import LoopedLM
+from fathom.model.rows import PackedRows
+from fathom.objectives.labels import DepthLabels
+
+
+class Draw(NamedTuple):
+    """What a forward may depend on besides its rows, alike on all ranks.
+
+    Attributes:
+        key: follows from the run's seed, the step and the micro-batch.
+        progress: steps done over steps of the run.
+    """
+
+    key: int = 0
+    progress: float = 1.0
+
+
+class Context(NamedTuple):
+    """A forward whose loss is wanted."""
+
+    model: LoopedLM
+    trace: Trace
+    rows: PackedRows
+    config: ObjectiveConfig
+    collectives: Collectives
+    head_chunk_rows: int
+
+
+class Loss(NamedTuple):
+    """Sums over supervised rows.
+
+    Attributes:
+        total: scalar with its graph; what is minimised.
+        language: scalar, the part of it that models language.
+        routing: scalar, the part that teaches routing.
+        labels: of methods that measure gains, per depth.
+    """
+
+    total: Tensor
+    language: Tensor
+    routing: Tensor
+    labels: list[DepthLabels]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A way to learn.
+
+    Attributes:
+        loss: the sum to minimise.
+        options: changes how the forward is run, from the draw; default as it is.
+        trains: ``all`` parameters, or the ``decider``'s alone.
+    """
+
+    loss: Callable[[Context], Loss]
+    options: Callable[[LoopOptions, LoopedLM, ObjectiveConfig, Draw], LoopOptions] | None = None
+    trains: str = "all"
