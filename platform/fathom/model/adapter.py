@@ -1,6 +1,7 @@
 """Low-rank changes of the looped layers' projections that only some depths feel (TaH, methods 2.1, 2.2)."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +46,8 @@ class LowRankAdapters(nn.Module):
 
     def of_layer(self, number: int, adapted: Tensor) -> Callable[[str, Tensor, Tensor], Tensor]:
         """The ``Adapter`` of one layer for rows ``adapted`` (``[rows, 1]``, 0 or 1)."""
-        down, up = self.down[number - self.first], self.up[number - self.first]
+        down: Any = self.down[number - self.first]
+        up: Any = self.up[number - self.first]
 
         def change(name: str, x: Tensor, out: Tensor) -> Tensor:
             return out + (adapted * (ALPHA / RANK)).to(out.dtype) * up[name](down[name](x))
