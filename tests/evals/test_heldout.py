@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fathom.errors import DataError
 from fathom.evals.heldout import heldout_nll
+from fathom.model.levels import LoopOptions
 from fathom.model.methods import make_method
 from fathom.model.rows import PackedRows
 
@@ -35,7 +36,7 @@ class OddGoDeeper(nn.Module):
         self.method = make_method("tah2", max_depth=2, threshold=0.5)
         self.forwards: list[int] = []
 
-    def forward(self, rows: PackedRows, head_chunk_rows: int = 1024) -> Trace:
+    def forward(self, rows: PackedRows, options: LoopOptions) -> Trace:
         assert not self.training and not torch.is_grad_enabled()
         self.forwards.append(rows.count)
         shallow, deep = -rows.ids / 10.0, -rows.ids / 20.0

@@ -124,7 +124,7 @@ def _calibration(bench: Bench) -> Any:
         return lookahead_log_prob(model, trace, rows, depth, chosen, LOCAL, bench.sizes[1])
 
     # The look-ahead reads a depth as it is; where a coda comes first, all depths are forced and probed instead.
-    measured = lookahead
+    measured = lookahead if bench.model.reads_each_depth else None
     return calibration(bench.model, bench.prepared, measured, *bench.sizes)
 
 
