@@ -25,6 +25,7 @@ def test_greedy_share_has_wilsons_interval():
 
 def test_all_right_is_not_certain():
     found = share([1.0] * 5)
+    assert share([0.0] * 6).low == 0.0
     assert found.value == 1.0 and found.low == pytest.approx(1 / (1 + 1.959963984540054**2 / 5)) and found.high == 1.0
 
 

@@ -38,7 +38,8 @@ def share(scores: Sequence[float], samples: int = 1) -> Estimate:
     n = min(max(worth, float(items)), float(items * samples))
     centre = (p + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
     half = Z95 * math.sqrt(p * (1 - p) / n + Z95**2 / (4 * n * n)) / (1 + Z95**2 / n)
-    return Estimate(p, max(0.0, centre - half), min(1.0, centre + half))
+    # Exact at the ends, where the difference of equal numbers would leave a rounding error.
+    return Estimate(p, centre - half if p > 0 else 0.0, centre + half if p < 1 else 1.0)
 
 
 def draws(items: int, seed: int, count: int = DRAWS) -> np.ndarray:
