@@ -65,6 +65,7 @@ class Budget:
         heldout: documents that are scored.
         depths: M of the TaH2 models.
         lengthen: post-training steps of the longer Standard over those of the others.
+        thorough: also what is dear or wants many seeds: TaH's two stages, depth on sums and text, the options.
         source: the text of ``--data``.
         device: torch's name of where models live.
     """
@@ -72,24 +73,25 @@ class Budget:
     name: str
     seeds: int
     group: str = "C5"
-    longest: int = 6
+    longest: int = 5
     digits: int = 3
     context_tokens: int = 96
     window: int = 128
     width: int = 64
     layers: int = 2
     text_layers: int = 3
-    base_steps: int = 500
-    steps: int = 250
+    base_steps: int = 800
+    steps: int = 400
     text_base_steps: int = 150
     text_steps: int = 100
-    documents: int = 16
-    text_documents: int = 12
-    base_rate: float = 4e-3
+    documents: int = 8
+    text_documents: int = 8
+    base_rate: float = 3e-3
     rate: float = 2e-3
     heldout: int = 96
     depths: tuple[int, ...] = (2, 4)
     lengthen: int = 3
+    thorough: bool = False
     source: str | None = None
     device: str = "cpu"
 
@@ -178,4 +180,5 @@ FULL = Budget(
     base_rate=3e-3,
     heldout=192,
     depths=(2, 4, 8),
+    thorough=True,
 )

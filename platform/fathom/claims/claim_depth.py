@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 HEAD_CHUNK_ROWS = 1024
 RUN = tah2(2)
+ELSEWHERE = {
+    Run("TaH2 M=2, sums", "tah2", 2, task="sums"): ("digit with carry", "digit"),
+    Run("TaH2 M=2, text", "tah2", 2, task="text"): ("first letter", "later letter"),
+}
+"""Runs on other tasks, with the kind of token that should go deeper and the one that should not."""
 LOW, HIGH = 0.1, 0.9
 FEW = 30
 """Bins of fewer tokens are shown, but say nothing about a sign."""
@@ -23,7 +28,7 @@ FEW = 30
 
 def runs(budget: Budget) -> list[Run]:
     """TaH2 with two depths: one decision per token."""
-    return [RUN]
+    return [RUN, *ELSEWHERE] if budget.thorough else [RUN]
 
 
 def measure(models: Models) -> dict[str, Any]:
@@ -64,6 +69,13 @@ def judge(results: Results) -> Findings:
             remarks.append(
                 f"{len(gains) - len(known)} of {len(gains)} seeds have fewer than {FEW} tokens with {words}."
             )
+    for run, (hard, easy) in ELSEWHERE.items():
+        if run.name in results.scores:
+            depths = [score.depth_by_kind for score in results.scores[run.name]]
+            words = f"{run.name}: depth of a {hard} minus depth of a {easy}"
+            comparisons.append(
+                compare(words, [kinds[hard] - kinds[easy] for kinds in depths], Claimed(above=0.0), decisive=False)
+            )
     return Findings(comparisons, _table(results), [_depth_plot(results), _gain_plot(results)], remarks)
 
 
@@ -77,16 +89,17 @@ def end_gain(bins: list[dict[str, Any]], high: bool) -> float | None:
 def _table(results: Results) -> list[dict[str, Any]]:
     rows = []
     for place, seed in enumerate(results.seeds):
-        score, measured = results.scores[RUN.name][place], results.measured[place]
-        crossings = ", ".join(f"{value:.2f}" for value in measured["crossings"]) or "never"
-        row = {"seed": seed, "model": RUN.name} | {
-            f"depth, {kind}": d for kind, d in sorted(score.depth_by_kind.items())
-        }
-        row |= {
-            f"gain at g {one['low']:.1f}-{one['high']:.1f} (tokens)": f"{one['gain']:+.3f} ({one['rows']})"
-            for one in measured["bins"]
-        }
-        rows.append(row | {"gain crosses zero at g": crossings})
+        for name, scores in results.scores.items():
+            row: dict[str, Any] = {"seed": seed, "model": name, "NLL": scores[place].nll}
+            if name == RUN.name:
+                measured = results.measured[place]
+                row |= {
+                    f"gain at g {one['low']:.1f}-{one['high']:.1f} (tokens)": f"{one['gain']:+.3f} ({one['rows']})"
+                    for one in measured["bins"]
+                }
+                zeros = ", ".join(f"{value:.2f}" for value in measured["crossings"])
+                row["gain crosses zero at g"] = zeros or "never"
+            rows.append(row | {f"depth, {kind}": d for kind, d in sorted(scores[place].depth_by_kind.items())})
     return rows
 
 

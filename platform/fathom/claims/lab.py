@@ -50,8 +50,6 @@ def train_run(budget: Budget, run: Run, seed: int, folder: Path) -> tuple[Fit, S
     Raises:
         FathomError: it diverged.
     """
-    if budget.device == "cpu":
-        torch.set_num_threads(1)
     models = Models(budget, seed, folder)
     model, task = models.new(run), budget.tasks[run.task]
     reference = models.load(run.labels_of) if run.labels_of is not None else None
@@ -66,8 +64,6 @@ def train_run(budget: Budget, run: Run, seed: int, folder: Path) -> tuple[Fit, S
 
 def measure_claim(measure: Measure, budget: Budget, seed: int, folder: Path) -> dict[str, Any]:
     """A claim's own measurement of one seed."""
-    if budget.device == "cpu":
-        torch.set_num_threads(1)
     return measure(Models(budget, seed, folder))
 
 
@@ -145,14 +141,20 @@ def run_claims(
     if workers is None:
         workers = cores() if budget.device == "cpu" else min(cores(), GPU_WORKERS)
     jobs = plan_jobs(budget, claims, folder)
-    executor: Executor = ProcessPoolExecutor(workers, get_context("spawn")) if workers else InProcess()
-    with executor:
+    with _workers(workers) as executor:
         try:
             done = run_jobs(jobs, executor, max(workers, 1), say)
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             raise
     return [judge(claim, _results(budget, claim, done)) for claim in claims]
+
+
+def _workers(count: int) -> Executor:
+    """Processes of one thread each: tiny matrices are not worth sharing out, and times then compare."""
+    if not count:
+        return InProcess()
+    return ProcessPoolExecutor(count, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,))
 
 
 class InProcess(Executor):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors.torch import load_file, save_file
 
 from fathom.claims.budget import Budget, Run
@@ -15,6 +16,7 @@ from fathom.claims.train import Fit
 from fathom.claims.verdict import Comparison, Verdict, overall
 from fathom.model.initial import match_embedding, reset_base
 from fathom.model.looped import LoopedLM
+from fathom.model.updater import reset_linears
 
 Cell = str | float | int
 
@@ -56,6 +58,8 @@ class Models:
         model = self._empty(run)
         if run.scratch:
             reset_base(model, self.seed)
+            # As the added parts, uniform within 1/sqrt(fan_in): from larger weights the chains are learned more slowly.
+            reset_linears(model.backbone, torch.Generator().manual_seed(self.seed))
         else:
             state = load_file(self._file(run.start or self.budget.base_of(run)))
             unexpected = model.load_state_dict(state, strict=False).unexpected_keys
