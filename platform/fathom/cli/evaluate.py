@@ -118,7 +118,8 @@ def tracked(config: "RunConfig", reference: str, out: Path | None, more: bool) -
         def log(results: dict[str, Any], files: list[Path]) -> None:
             if uri is not None and results:
                 page = track_results(config, uri, reference, results, files)
-                note(f"tracked: {page}" if page else f"MLflow at {uri} has not received the results")
+                if page is not None:  # else the tracker has said how to send it later
+                    note(f"tracked: {page}")
 
         yield folder, log
 
