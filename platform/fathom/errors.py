@@ -4,6 +4,17 @@ Everything raised on purpose derives from :class:`FathomError`. The command line
 the remedy without a traceback and exits with ``exit_code``; anything else is a defect and keeps its traceback.
 """
 
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What to do about an unknown name: the nearest known one, and all of them."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}known: {', '.join(names)}"
+
 
 class FathomError(Exception):
     """A fault with a remedy.

@@ -110,7 +110,9 @@ class ExpertRouter(DecidingHead):
     pass takes every row (its capacity is all of them).
     """
 
+    gives_gate = True
     alpha = 0.1
+    has_depths = True
 
     def __init__(self, width: int, max_depth: int) -> None:
         super().__init__(width, max_depth)
@@ -144,6 +146,8 @@ class TokenRouter(DecidingHead):
     probability the weight of every pass (methods 7.3)."""
 
     per_depth = False
+    has_depths = True
+    gives_gate = gives_depth = True
 
     def __init__(self, width: int, max_depth: int) -> None:
         super().__init__(width, max_depth)

@@ -32,11 +32,17 @@ class DecidingHead(nn.Module):
 
     Attributes:
         per_depth: whether it is asked after every depth; if not, its plan is all it says.
+        has_depths: whether it has weights of its own for each depth, so that M cannot grow after training.
+        gives_gate: whether its plan weighs the passes.
+        gives_depth: whether its plan chooses each row's depth.
         top_k: how many of the largest probabilities it reads.
         tap_shares: which inner states of the body it reads, as shares of its layers.
     """
 
     per_depth = True
+    has_depths = False
+    gives_gate = False
+    gives_depth = False
     tap_shares: tuple[float, ...] = ()
 
     def __init__(self, width: int, max_depth: int) -> None:

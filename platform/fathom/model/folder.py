@@ -18,13 +18,14 @@ from torch import Tensor
 from fathom.config.schema import MethodConfig, ModelConfig
 from fathom.errors import ModelError
 from fathom.model.config import BackboneConfig, read_config
-from fathom.model.initial import keep_layers, match_embedding, reset_base
+from fathom.model.initial import changed_shape, match_embedding, reset_base
 from fathom.model.looped import LoopedLM
 from fathom.model.methods import Method, make_method, method_from_dict, method_of, method_to_dict
 from fathom.storage.local import saving_tensors
 
 SECTION = "fathom"
-ADDED = ("update.", "decider.", "adapters.")
+ADDED = ("update", "decider", "adapters")
+"""Parts that a base model lacks."""
 COMPANIONS = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -47,8 +48,8 @@ def load_model(
 
     Args:
         folder: local, with ``config.json`` and safetensors weights.
-        method: None takes the folder's own method (``standard`` for a base model). Given, a base model is converted:
-            what the method adds is initialised from ``seed``.
+        method: None takes the folder's own method (``standard`` for a base model). Given, the model is converted: parts
+            that the folder's own method has too keep their weights, what it lacks is initialised from ``seed``.
         dtype: of all parameters.
         seed: of what is initialised.
         weights: with ``weights: random``, the folder gives shape and tokenizer only.
@@ -62,18 +63,16 @@ def load_model(
     own = method_from_dict(section, str(folder / "config.json")) if section else make_method("standard")
     chosen = own if method is None else method_of(method)
     scratch = weights is not None and weights.weights == "random"
-    source |= weights.shape if weights is not None else {}
     keep = None if method is None else method.keep_layers
-    model = LoopedLM(read_config(source if keep is None else keep_layers(source, keep), str(folder)), chosen).to(dtype)
-    parts = ("update", "decider", "adapters")
-    reuse = section is not None and not scratch and all(getattr(own, p) == getattr(chosen, p) for p in parts)
-    if not reuse:
-        model.reset_added(seed)
+    shape = changed_shape(source, {} if weights is None else weights.shape, keep)
+    model = LoopedLM(read_config(shape, str(folder)), chosen).to(dtype)
+    kept = () if section is None or scratch else tuple(p for p in ADDED if getattr(own, p) == getattr(chosen, p))
+    model.reset_added(seed)
     if scratch:
         reset_base(model, seed)
     else:
-        _load_weights(model, folder, reuse, keep)
-    if method is not None and method.updater_scale == "embedding" and not reuse:
+        _load_weights(model, folder, kept, keep)
+    if method is not None and method.updater_scale == "embedding" and "update" not in kept:
         match_embedding(model)
     return model.eval()
 
@@ -119,7 +118,7 @@ def save_model(
         for name, value in stored.items()
     }
     config = dict(model.config.source)
-    if model.method.name != "standard":
+    if model.method != make_method("standard"):
         config[SECTION] = method_to_dict(model.method)
     with saving_tensors(folder / "model.safetensors"):
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -169,12 +168,13 @@ def stored_name(name: str) -> str:
     return f"{SECTION}.{name}"
 
 
-def _load_weights(model: LoopedLM, folder: Path, with_added: bool, keep: Sequence[int] | None) -> None:
-    """Fill the parameters in place from the folder's safetensors; one tensor in memory at a time."""
+def _load_weights(model: LoopedLM, folder: Path, kept: Sequence[str], keep: Sequence[int] | None) -> None:
+    """Fill the base's parameters and those of the ``kept`` added parts from the folder's safetensors, in place; one
+    tensor in memory at a time."""
     wanted = {
         _kept_name(stored_name(name), keep): parameter
         for name, parameter in model.named_parameters()
-        if with_added or not name.startswith(ADDED)
+        if (part := name.split(".")[0]) not in ADDED or part in kept
     }
     places = _tensor_files(folder)
     missing = sorted(set(wanted) - set(places))

@@ -1,15 +1,18 @@
 """First weights: of a model from scratch, of a model that keeps some of a pretrained one's layers, of added parts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from fathom.errors import ConfigError
+from fathom.errors import ConfigError, nearest
 from fathom.model.layers import RMSNorm
 from fathom.model.looped import LoopedLM
 from fathom.model.updater import Updater
+
+OPTIONAL_SIZES = ("head_dim", "num_key_value_heads", "tie_word_embeddings")
+"""What a config.json may leave out."""
 
 
 def reset_base(model: LoopedLM, seed: int) -> None:
@@ -47,12 +50,28 @@ def match_embedding(model: LoopedLM) -> None:
         nn.init.constant_(model.update.norm_out.weight, float(scale))
 
 
-def keep_layers(source: dict[str, Any], keep: Sequence[int]) -> dict[str, Any]:
-    """A ``config.json`` dictionary of a model of which only these layers remain (methods 6.1).
+def changed_shape(
+    source: dict[str, Any], shape: Mapping[str, int | float | bool], keep: Sequence[int] | None
+) -> dict[str, Any]:
+    """A ``config.json`` dictionary with other sizes (from scratch), or of which only some layers remain (retrofit,
+    methods 6.1).
 
     Raises:
-        ConfigError: a layer that the base model lacks, or layers out of order.
+        ConfigError: a size that the base model's config.json does not name, a layer that it lacks, or layers out of
+            order.
     """
+    for key in shape:
+        if key not in {*source, *OPTIONAL_SIZES}:
+            sizes = sorted(name for name, value in source.items() if isinstance(value, int | float))
+            raise ConfigError(f"model.shape.{key}: the base model's config.json has no such value", nearest(key, sizes))
+    changed: dict[str, Any] = dict(source) | dict(shape)
+    kinds, layers = changed.get("layer_types"), changed.get("num_hidden_layers", 0)
+    if isinstance(kinds, list) and kinds and len(kinds) != layers:
+        changed["layer_types"] = [kinds[number % len(kinds)] for number in range(layers)]
+    return changed if keep is None else _kept(changed, keep)
+
+
+def _kept(source: dict[str, Any], keep: Sequence[int]) -> dict[str, Any]:
     layers = source.get("num_hidden_layers", 0)
     if not keep or list(keep) != sorted(set(keep)) or not 0 <= keep[0] <= keep[-1] < layers:
         raise ConfigError(

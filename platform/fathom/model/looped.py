@@ -10,10 +10,11 @@ Training (:mod:`fathom.model.levels`) and serving call the same parts: the forme
 the latter for rows of any depths at once.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
-from fathom.errors import ConfigError
 from fathom.model.adapter import LowRankAdapters
 from fathom.model.attention import StreamView
 from fathom.model.backbone import Backbone
@@ -21,6 +22,7 @@ from fathom.model.collectives import LOCAL, Collectives
 from fathom.model.config import BackboneConfig
 from fathom.model.deciders import DECIDERS
 from fathom.model.deciding import DecidingHead, Plan
+from fathom.model.fit import check_fit
 from fathom.model.levels import LoopOptions, Trace, run_levels
 from fathom.model.methods import Method, find_part
 from fathom.model.noise import truncated_normal, uniform
@@ -31,7 +33,6 @@ from fathom.model.span import resolve_span
 from fathom.model.state import Passed, RowKeys, RowState
 from fathom.model.update import Update
 from fathom.model.updates import UPDATES
-from fathom.model.visibility import RULES
 from fathom.model.vocabulary import HeadOutput, TokenTable
 
 STATE_SALT, ROUTE_SALT = 1, 2
@@ -67,21 +68,7 @@ class LoopedLM(nn.Module):
         self.adapters = LowRankAdapters(config, span) if method.adapters else None
         self.tap_layers = tap_layers(self.decider, span.body)
         self.reads_each_depth = not span.coda and not self.readout.mixes_states
-        self._check()
-
-    def _check(self) -> None:
-        method = self.method
-        if method.visibility not in RULES:
-            raise ConfigError(
-                f"method.visibility: unknown rule {method.visibility!r}", f"use one of {', '.join(RULES)}"
-            )
-        needs = method.readout in ("stop_mass", "uniform") or self.readout.sums_hidden or self.reads_tokens
-        if needs and not self.reads_each_depth:
-            raise ConfigError(
-                f"method {method.name!r} reads a distribution at every depth, but its span {method.span!r} or readout "
-                f"{method.readout!r} gives one only after the last",
-                "loop all layers (method.span: all), or choose another readout, update or decider",
-            )
+        check_fit(self)
 
     @property
     def reads_tokens(self) -> bool:
@@ -92,6 +79,20 @@ class LoopedLM(nn.Module):
     def exit_rule(self) -> Routing:
         """The routing of this mode: training's or decoding's."""
         return self.training_routing if self.training else self.routing
+
+    def set_max_depth(self, max_depth: int) -> None:
+        """Another M than the trained one, deeper or shallower.
+
+        Raises:
+            ConfigError: the method has one depth, or its decider has weights for the trained depths only.
+        """
+        trained = self.decider.max_depth if self.decider is not None and self.decider.has_depths else None
+        if (self.method.update == "none" and max_depth > 1) or (trained is not None and max_depth > trained):
+            raise ConfigError(
+                f"max_depth {max_depth}: method {self.method.name!r} has weights for {trained or 1} depths only",
+                f"ask for at most {trained or 1}",
+            )
+        self.method = replace(self.method, max_depth=max_depth)
 
     def reset_added(self, seed: int) -> None:
         """Initialise the parts that the base model lacks, from the seed alone."""

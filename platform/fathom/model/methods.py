@@ -4,14 +4,13 @@ Read :data:`METHODS` as the table it is. A recipe may change any axis of a prese
 package may add parts and methods of its own (docs/methods.md).
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from fathom.config.schema import MethodConfig
-from fathom.errors import ConfigError
+from fathom.errors import ConfigError, nearest
 from fathom.model.visibility import DUO_CAUSAL, LATEST, ROOT_AND_OWN, SAME_DEPTH, SHARED_FIRST
 
 PLUGINS = "fathom.methods"
@@ -136,9 +135,8 @@ def find_part(table: Mapping[str, Part], name: str, what: str) -> Part:
         for entry in entry_points(group=PLUGINS):
             entry.load()()
     if name not in table:
-        near = difflib.get_close_matches(name, table, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"method.{what}: unknown {what} {name!r}", f"{hint}known: {', '.join(table)}")
+        section = "objective.kind" if what == "objective" else f"method.{what}"
+        raise ConfigError(f"{section}: unknown {what} {name!r}", nearest(name, table))
     return table[name]
 
 
@@ -151,7 +149,7 @@ def make_method(name: str, max_depth: int | None = None, threshold: float | None
     preset = find_part(METHODS, name, "preset")
     known = {field.name for field in fields(Method)} - {"name"}
     for axis in set(axes) - known:
-        raise ConfigError(f"method.{axis}: no such axis", f"known: {', '.join(sorted(known))}")
+        raise ConfigError(f"method.{axis}: no such axis", nearest(axis, sorted(known)))
     changes = axes | {"max_depth": max_depth, "threshold": threshold}
     return replace(preset, **{key: value for key, value in changes.items() if value is not None})
 

@@ -11,10 +11,14 @@ class Readout:
 
     Attributes:
         mixes_states: the states are mixed, not the distributions; the head sees their sum once, after the last depth.
+        mixes_distributions: more than one depth's distribution has a weight.
+        needs_decisions: the weights follow from continue probabilities.
         sums_hidden: each depth's head sees the sum of the normed states so far.
     """
 
     mixes_states = False
+    mixes_distributions = False
+    needs_decisions = False
     sums_hidden = False
 
     def weight(self, mass: Tensor, survival: Tensor | None, goes_on: Tensor, executed: Tensor) -> Tensor:
@@ -35,6 +39,9 @@ class StopMass(Readout):
     The last depth takes all remaining mass even where its own g is below tau: g at the stopping depth never enters.
     """
 
+    mixes_distributions = True
+    needs_decisions = True
+
     def weight(self, mass: Tensor, survival: Tensor | None, goes_on: Tensor, executed: Tensor) -> Tensor:
         return mass if survival is None else torch.where(goes_on, mass - survival, mass)
 
@@ -43,10 +50,13 @@ class WeightedStates(StopMass):
     """The same weights on the states themselves (ACT, methods 8)."""
 
     mixes_states = True
+    mixes_distributions = False
 
 
 class Uniform(Readout):
     """1 / m_t for each executed depth (TaH2-fixed)."""
+
+    mixes_distributions = True
 
     def weight(self, mass: Tensor, survival: Tensor | None, goes_on: Tensor, executed: Tensor) -> Tensor:
         return executed.to(mass.dtype).reciprocal()

@@ -37,7 +37,7 @@ class Decision(NamedTuple):
 
 
 class Routing:
-    """An exit rule; this one sends every row to depth M.
+    """An exit rule.
 
     Attributes:
         reads_targets: whether it looks at a whole sequence or at data that only training has, so that it cannot
@@ -45,20 +45,39 @@ class Routing:
         draws: whether it looks at ``draw``.
         reads_change: whether it looks at ``change``.
         dial: whether tau decides.
+        needs_decisions: whether it looks at continue probabilities, or the mass that follows from them.
+        needs_plan: whether it looks at a router's plan.
+        one_pass: whether nobody ever goes on.
+        every_row: whether every row runs all depths.
     """
 
     reads_targets = False
     draws = False
     reads_change = False
     dial = False
+    needs_decisions = False
+    needs_plan = False
+    one_pass = False
+    every_row = False
 
     def goes_on(self, rows: Decision) -> Tensor:
         """Bool ``[rows]``: continue to the next depth. The loop never goes beyond M, whatever this says."""
+        raise NotImplementedError
+
+
+class EveryRow(Routing):
+    """Every row runs all M depths."""
+
+    every_row = True
+
+    def goes_on(self, rows: Decision) -> Tensor:
         return torch.ones_like(rows.generates)
 
 
 class OnePass(Routing):
     """Nobody goes on: the base model."""
+
+    one_pass = True
 
     def goes_on(self, rows: Decision) -> Tensor:
         return torch.zeros_like(rows.generates)
@@ -74,7 +93,7 @@ class GeneratingRows(Routing):
 class DeciderThreshold(Routing):
     """Continue iff g > tau, strictly (methods 1.1)."""
 
-    dial = True
+    dial = needs_decisions = True
 
     def goes_on(self, rows: Decision) -> Tensor:
         return _asked(rows) > rows.threshold
@@ -83,7 +102,7 @@ class DeciderThreshold(Routing):
 class SampledDecisions(Routing):
     """Continue with probability g: an ablation of TaH2 (Table 4)."""
 
-    draws = True
+    draws = needs_decisions = True
 
     def goes_on(self, rows: Decision) -> Tensor:
         return rows.draw < _asked(rows)
@@ -104,7 +123,7 @@ class SurvivalThreshold(Routing):
     Ouro's Q-exit with q = 1 - tau (methods 3.4), PonderNet's (8), and ACT's halting with eps = tau.
     """
 
-    dial = True
+    dial = needs_decisions = True
 
     def goes_on(self, rows: Decision) -> Tensor:
         return rows.survival > rows.threshold
@@ -122,6 +141,8 @@ class Oracle(Routing):
 class Planned(Routing):
     """As deep as the router chose at the start (MoR's token choice, methods 7.3)."""
 
+    needs_plan = True
+
     def goes_on(self, rows: Decision) -> Tensor:
         return rows.depth < rows.planned
 
@@ -133,7 +154,7 @@ class ExpertChoice(Routing):
     uses the threshold that the auxiliary loss trains.
     """
 
-    reads_targets = True
+    reads_targets = needs_decisions = True
 
     def goes_on(self, rows: Decision) -> Tensor:
         g = _asked(rows)
@@ -166,7 +187,7 @@ def _asked(rows: Decision) -> Tensor:
 
 
 ROUTINGS: dict[str, Routing] = {
-    "every_row": Routing(),
+    "every_row": EveryRow(),
     "one_pass": OnePass(),
     "generating_rows": GeneratingRows(),
     "decider_threshold": DeciderThreshold(),

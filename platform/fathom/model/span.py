@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from fathom.errors import ConfigError
+from fathom.errors import ConfigError, nearest
 
 
 class Span(NamedTuple):
@@ -36,9 +36,7 @@ def resolve_span(span: str | tuple[int, int, int], layers: int) -> Span:
     """
     if isinstance(span, str):
         if span not in RULES:
-            raise ConfigError(
-                f"method.span: unknown split {span!r}", f"use three numbers, or one of {', '.join(RULES)}"
-            )
+            raise ConfigError(f"method.span: unknown span {span!r}", f"{nearest(span, RULES)}, or three numbers")
         outer = {
             "all": (0, 0),
             "thirds": (layers // 3, layers // 3),

@@ -13,11 +13,15 @@ class Update(nn.Module):
         draws_state: whether the first state is random (``start`` gets noise).
         norm_before_coda: whether the coda reads the final norm of the state.
         top_k: how many of the likeliest tokens' embeddings ``enter`` mixes.
+        needs_gate: whether it reads a router's weight of the pass (``state.gate``).
+        one_depth: whether nothing can enter a second depth.
     """
 
     draws_state = False
     norm_before_coda = False
     top_k = 0
+    needs_gate = False
+    one_depth = False
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -14,6 +14,8 @@ from fathom.model.updater import Updater, reset_linears
 class NoUpdate(Update):
     """Methods of one depth."""
 
+    one_depth = True
+
     def enter(self, passed: Passed) -> Tensor:
         if passed.x.shape[0]:
             raise RuntimeError("this method has one depth: nothing enters a second")
@@ -127,12 +129,16 @@ class DiagonalInjection(Update):
 class RoutedResidual(Update):
     """x = g f(u) + u with a router's weight g (MoR with expert choice, methods 7.2)."""
 
+    needs_gate = True
+
     def carry(self, state: RowState, y: Tensor, depth: Tensor) -> Tensor:
         return state.gate[:, None].to(y.dtype) * y + state.u
 
 
 class PlannedResidual(Update):
     """x = g f(u), and the first input again at the last planned depth (MoR with token choice, methods 7.3)."""
+
+    needs_gate = True
 
     def carry(self, state: RowState, y: Tensor, depth: Tensor) -> Tensor:
         last = (depth == state.planned)[:, None].to(y.dtype)

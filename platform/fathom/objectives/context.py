@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
@@ -35,6 +35,7 @@ class Context(NamedTuple):
     config: ObjectiveConfig
     collectives: Collectives
     head_chunk_rows: int
+    draw: Draw = Draw()
 
 
 class Loss(NamedTuple):
@@ -53,6 +54,9 @@ class Loss(NamedTuple):
     labels: list[DepthLabels]
 
 
+Need = Literal["decider", "plan", "each_depth", "every_row", "labels"]
+
+
 @dataclass(frozen=True)
 class Objective:
     """A way to learn.
@@ -61,8 +65,11 @@ class Objective:
         loss: the sum to minimise.
         options: changes how the forward is run, from the draw; default as it is.
         trains: ``all`` parameters, or the ``decider``'s alone.
+        needs: what it looks at: a ``decider`` asked at every depth; a router's ``plan``; a distribution at
+            ``each_depth``; ``every_row`` at all depths; depth ``labels`` of the data (``data.label_model``).
     """
 
     loss: Callable[[Context], Loss]
     options: Callable[[LoopOptions, LoopedLM, ObjectiveConfig, Draw], LoopOptions] | None = None
     trains: str = "all"
+    needs: tuple[Need, ...] = ()

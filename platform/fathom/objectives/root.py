@@ -7,11 +7,10 @@ from fathom.config.schema import ObjectiveConfig
 from fathom.model.collectives import LOCAL, Collectives
 from fathom.model.levels import LoopOptions
 from fathom.model.looped import LoopedLM
-from fathom.model.methods import find_part
 from fathom.model.rows import PackedRows
 from fathom.objectives.context import Context, Draw
 from fathom.objectives.stats import collect, stat_names
-from fathom.objectives.table import OBJECTIVES
+from fathom.objectives.table import check_objective
 
 
 class TrainingRoot(nn.Module):
@@ -27,7 +26,7 @@ class TrainingRoot(nn.Module):
         seed: keys the randomness of rows.
 
     Raises:
-        ConfigError: no such objective.
+        ConfigError: no such objective, or one that this model cannot learn by.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class TrainingRoot(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        self.objective = find_part(OBJECTIVES, objective.kind or model.method.objective, "objective")
+        self.objective = check_objective(model, objective)
         self.config = objective
         self.collectives = collectives
         self.precision = precision
@@ -80,7 +79,7 @@ class TrainingRoot(nn.Module):
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             trace = self.model(rows, self.collectives, options)
             loss = self.objective.loss(
-                Context(self.model, trace, rows, self.config, self.collectives, options.head_chunk_rows)
+                Context(self.model, trace, rows, self.config, self.collectives, options.head_chunk_rows, Draw(*draw))
             )
         values = collect(trace, rows, loss, self.model.method.visibility)
         stats = torch.tensor(
