@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from fathom.errors import ConfigError
 from fathom.model.adapter import LowRankAdapters
 from fathom.model.attention import StreamView
 from fathom.model.backbone import Backbone
