@@ -22,10 +22,11 @@ def look(model, trace, rows, depth, chosen):
     return lookahead_log_prob(model, trace, rows, depth, chosen, LOCAL, 1024)
 
 
-@pytest.mark.parametrize("max_depth", [2, 3])
-def test_lookahead_of_a_stopped_token_equals_running_it_alone(max_depth):
-    """T4: a run in which only that token continues, everyone else's route fixed."""
-    model = tiny_model("tah2", max_depth)
+@pytest.mark.parametrize(("max_depth", "rule"), [(2, "duo_causal"), (3, "duo_causal"), (3, "latest")])
+def test_lookahead_of_a_stopped_token_equals_running_it_alone(max_depth, rule):
+    """T4: a run in which only that token continues, everyone else's route fixed; also where keys of tokens that stopped
+    stand in for missing ones, which those of a token that goes on do not."""
+    model = tiny_model("tah2", max_depth, axes={"visibility": rule})
     rows = random_rows([18, 9])
     trace = model(rows)
     for depth in range(1, max_depth):
@@ -252,3 +253,54 @@ def test_bf16_autocast_trains_every_parameter_in_fp32():
     assert 0 < abs(loss.item() - exact.item()) < 0.1 * abs(exact.item())
     loss.backward()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+def test_a_share_of_the_lookahead_stands_for_the_rest():
+    """lookahead_fraction: rows that went on are always measured, of the stopped a drawn share, weighted by its inverse;
+    over many draws the weighted counts and costs at fixed labels are those of measuring everyone."""
+    model, rows = tiny_model("tah2", 2), random_rows([200])
+    trace = model(rows)
+    whole = depth_labels(model, trace, rows, ObjectiveConfig(), LOCAL, 1024)[0]
+    some = ObjectiveConfig(lookahead_fraction=0.3)
+    stopped = rows.supervised & ~trace.depths[0].goes_on
+    shares, costs = [], []
+    for key in range(60):
+        at = depth_labels(model, trace, rows, some, LOCAL, 1024, key)[0]
+        measured = at.supervised & stopped
+        shares.append(float(measured.sum() / stopped.sum()))
+        assert bool((at.supervised | ~trace.depths[0].goes_on | ~rows.supervised).all()), "who went on is measured"
+        torch.testing.assert_close(at.gain[at.eligible], whole.gain[at.eligible])
+        # With the whole's cut, what each measured row counts for.
+        margin = (whole.gain - whole.cut).abs().clamp(1e-6, 1.0)
+        costs.append(float((margin / 0.3)[measured].sum()))
+    margin = (whole.gain - whole.cut).abs().clamp(1e-6, 1.0)
+    assert sum(shares) / 60 == pytest.approx(0.3, abs=0.02)
+    assert sum(costs) / 60 == pytest.approx(float(margin[stopped].sum()), rel=0.05)
+    again = depth_labels(model, trace, rows, some, LOCAL, 1024, 7)[0]
+    same = depth_labels(model, trace, rows, some, LOCAL, 1024, 7)[0]
+    assert torch.equal(again.cost, same.cost) and len(set(shares)) > 1
+
+
+def test_labels_by_mismatch_and_unweighted():
+    """Ablations of Table 4."""
+    model, rows = tiny_model("tah2", 2), random_rows([120])
+    trace = model(rows)
+    first = trace.depths[0]
+    top = model.logits(first.hidden).argmax(-1)
+    at = depth_labels(model, trace, rows, ObjectiveConfig(label_rule="mismatch"), LOCAL, 1024)[0]
+    assert torch.equal(at.label, rows.supervised & (top != rows.targets))
+    assert set(at.cost[rows.supervised].tolist()) == {1.0}
+    plain = depth_labels(model, trace, rows, ObjectiveConfig(weighted=False), LOCAL, 1024)[0]
+    assert set(plain.cost[rows.supervised].tolist()) == {1.0}
+
+
+def test_a_price_and_a_floor():
+    """Options beyond the paper: a pass must bring its price, and a decision to stop counts at least the floor."""
+    model, rows = tiny_model("tah2", 2), random_rows([120])
+    trace = model(rows)
+    free = depth_labels(model, trace, rows, ObjectiveConfig(), LOCAL, 1024)[0]
+    priced = depth_labels(model, trace, rows, ObjectiveConfig(pass_price_nats=1.0), LOCAL, 1024)[0]
+    assert torch.equal(priced.label, free.label & (free.gain >= 1.0)) and priced.label.any()
+    floored = depth_labels(model, trace, rows, ObjectiveConfig(stop_cost_floor=0.4), LOCAL, 1024)[0]
+    stops = floored.eligible & ~floored.label
+    assert float(floored.cost[stops].min()) >= 0.4 - 1e-6 and float(free.cost[stops].min()) < 0.4

@@ -76,3 +76,21 @@ def test_a_request_may_use_fewer_depths_than_the_model() -> None:
     with torch.no_grad():
         once = model(pack_documents([(ids, [True] * len(ids))], [5]), options=LoopOptions(max_depth=1)).log_prob
     assert [token.logprob for token in got] == pytest.approx(once[5 : 5 + len(got)].tolist(), abs=1e-9)
+
+
+@pytest.mark.parametrize("depth", [1, 5])
+def test_an_engine_may_run_deeper_or_shallower_than_trained(depth: int) -> None:
+    model = model_of("ouro").eval()
+    engine = Engine(model, LIMITS.model_copy(update={"max_depth": depth}), decode=lambda ids: "")
+    engine.submit(ask(1, 5, 3))
+    told = []
+    while engine.busy:
+        told += engine.tick()
+    assert told[-1].event.usage.histogram == (*(0,) * (depth - 1), 3)
+
+
+@pytest.mark.parametrize("name", ["standard", "mor-expert", "mor-token"])
+def test_depths_that_have_no_weights_are_refused(name: str) -> None:
+    limits = LIMITS.model_copy(update={"max_depth": 9})
+    with pytest.raises(ConfigError, match="depths only"):
+        Engine(model_of(name), limits, decode=lambda ids: "")

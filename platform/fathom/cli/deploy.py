@@ -24,6 +24,9 @@ def deploy(
     ] = None,
     gpus: Annotated[float, typer.Option(help="GPUs of a replica.", min=0)] = 0.0,
     kv_memory_mb: Annotated[int, typer.Option(help="Keys and values of a replica, MiB.", min=1)] = 512,
+    max_depth: Annotated[
+        int | None, typer.Option(help="Passes at most, also above the trained M.", min=1, show_default=False)
+    ] = None,
     tracking_uri: Annotated[
         str | None, typer.Option(help="MLflow server; default the local stack's.", show_default=False)
     ] = None,
@@ -40,7 +43,8 @@ def deploy(
     state = stack_state()
     source = resolve(model, tracking_uri or state.get("mlflow_uri"))
     inspect(source)
-    args = application_args(source._replace(name=name or source.name), replicas, dtype, threads, gpus, kv_memory_mb)
+    limits = {"kv_memory_mb": kv_memory_mb} | ({"max_depth": max_depth} if max_depth else {})
+    args = application_args(source._replace(name=name or source.name), replicas, dtype, threads, gpus, limits)
     if dry_run:  # without the environment, which holds keys
         config = serve_config(args, port)
         typer.echo(yaml.safe_dump(config, sort_keys=False), nl=False)
@@ -53,7 +57,7 @@ def deploy(
 
 
 def application_args(
-    source: "Source", replicas: int, dtype: str, threads: int | None, gpus: float, kv_memory_mb: int
+    source: "Source", replicas: int, dtype: str, threads: int | None, gpus: float, limits: dict[str, int]
 ) -> dict[str, Any]:
     """Arguments of the application; only what differs from its defaults.
 
@@ -65,7 +69,7 @@ def application_args(
     args: dict[str, Any] = {"model": source.uri, "name": source.name}
     if source.version is not None:
         args |= {"version": source.version, "digest": source.digest}
-    args |= {"replicas": replicas, "dtype": dtype, "limits": {"kv_memory_mb": kv_memory_mb}}
+    args |= {"replicas": replicas, "dtype": dtype, "limits": limits}
     args |= ({"threads": threads} if threads else {}) | ({"engine_gpus": gpus} if gpus else {})
     parse(args)
     return args

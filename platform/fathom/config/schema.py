@@ -4,7 +4,7 @@ Every tunable number has its unit in its name. Rules that span fields are in :fu
 one sentence each. Reading YAML, overrides and the messages for mistakes are in :mod:`fathom.config.load`.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -13,6 +13,10 @@ class Section(BaseModel):
     """A part of the tree: frozen, strict, no unknown keys, no infinities."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+LISTED = Field(strict=False)
+"""Of tuples, which YAML and JSON write as lists; their elements stay strict."""
 
 
 class ModelConfig(Section):
@@ -33,14 +37,18 @@ class MethodConfig(Section):
     preset: str = "tah2"
     max_depth: int | None = Field(default=None, ge=1, le=64, description="M, passes of the body at most; preset's own")
     threshold: float | None = Field(default=None, ge=0.0, le=1.0, description="tau: continue iff g > tau; preset's own")
-    span: str | tuple[int, int, int] | None = Field(default=None, description="split, or prelude, body, coda layers")
+    span: str | Annotated[tuple[int, int, int], LISTED] | None = Field(
+        default=None, description="split, or prelude, body, coda layers"
+    )
     update: str | None = None
     visibility: str | None = None
     decider: str | None = None
     routing: str | None = None
     training_routing: str | None = None
     readout: str | None = None
-    keep_layers: tuple[int, ...] | None = Field(default=None, description="layers of the base model to keep; all")
+    keep_layers: Annotated[tuple[int, ...], LISTED] | None = Field(
+        default=None, description="layers of the base model to keep; all"
+    )
     updater_scale: Literal["one", "embedding"] = Field(default="one", description="RMS that depth 2 enters with")
 
     def axes(self) -> dict[str, Any]:
@@ -62,6 +70,9 @@ class DataConfig(Section):
     strip_pattern: str | None = Field(default=None, description="regular expression removed from answers")
     system_prompt: str | None = None
     context_tokens: int = Field(default=1024, ge=8, description="longer conversations are dropped, not cut")
+    label_model: str | None = Field(
+        default=None, description="model whose mistakes in the training data say how deep a token goes (TaH)"
+    )
     max_train_examples: int | None = Field(default=None, ge=1)
     max_heldout_examples: int | None = Field(default=None, ge=1)
 
@@ -73,8 +84,12 @@ class ObjectiveConfig(Section):
     # TaH2 (methods 1.3, 1.4)
     coverage_rho: float = Field(default=0.99, gt=0.0, le=1.0, description="share of positive gain kept")
     decider_weight: float = Field(default=0.05, ge=0.0, description="alpha_D")
+    label_rule: Literal["gain", "mismatch"] = Field(
+        default="gain", description="mismatch: go on where the likeliest token is wrong (ablation)"
+    )
     weighted: bool = Field(default=True, description="decisions count as their gain is far from the cut")
     # Beyond the paper, off by default
+    lookahead_fraction: float = Field(default=1.0, gt=0.0, le=1.0, description="share of stopped rows that is measured")
     explore_share: float = Field(default=0.0, ge=0.0, lt=1.0, description="share of stopped rows that go on")
     pass_price_nats: float = Field(default=0.0, ge=0.0, description="gain that a pass must bring to be labelled")
     stop_cost_floor: float = Field(default=0.0, ge=0.0, le=1.0, description="least weight of a decision to stop")

@@ -138,7 +138,11 @@ class ExpertRouter(DecidingHead):
 
     @property
     def flops(self) -> int:
-        return 2 * self.width
+        return 2 * self.width * self.max_depth  # rows of all depths in one product
+
+    @property
+    def plan_flops(self) -> int:
+        return self.flops
 
 
 class TokenRouter(DecidingHead):
@@ -169,6 +173,10 @@ class TokenRouter(DecidingHead):
     @property
     def flops(self) -> int:
         return 0
+
+    @property
+    def plan_flops(self) -> int:
+        return 4 * self.width**2 + 4 * self.width * self.max_depth
 
 
 def _narrow(linear: nn.Linear, x: Tensor) -> Tensor:

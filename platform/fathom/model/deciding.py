@@ -75,5 +75,10 @@ class DecidingHead(nn.Module):
 
     @property
     def flops(self) -> int:
-        """Per row."""
+        """Of ``logit``, per row."""
         raise NotImplementedError
+
+    @property
+    def plan_flops(self) -> int:
+        """Of ``plan``, per row."""
+        return 0

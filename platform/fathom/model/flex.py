@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from fathom.model.visibility import RowMeta, sees
+from fathom.model.visibility import RowMeta, sees, sees_alone
 
 BLOCK = 128
 PADDED_QUERY, PADDED_KEY = -2, -3
@@ -31,8 +31,7 @@ class FlexKernel:
 
         def mask(_batch: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
             asked, offered = query.at(q), key.at(k)
-            seen = sees(rule, asked, offered)
-            return seen & ((k < own_from) | (asked.position == offered.position)) if isolated else seen
+            return sees_alone(rule, asked, offered, k >= own_from) if isolated else sees(rule, asked, offered)
 
         self.rows = rows.sequence.shape[0]
         self.mask = create_block_mask(

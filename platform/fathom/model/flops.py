@@ -24,7 +24,7 @@ class RowFlops(NamedTuple):
         head: of one distribution over the vocabulary.
         pair_once: of a (query, key) pair in prelude and coda.
         pair: of a (query, key) pair in the body.
-        first: of the update before the first pass.
+        first: of the update before the first pass, and of a router's plan.
         update: of the update before every further pass.
         adapters: of the low-rank changes, per pass from depth 2 on.
         decider: of one decision.
@@ -56,7 +56,8 @@ def _part_flops(method: Method, width: int) -> tuple[float, float, float]:
         decider = None
         if method.decider is not None:
             decider = find_part(DECIDERS, method.decider, "decider")(width, method.max_depth)
-    return float(update.first_flops), float(update.flops), float(decider.flops if decider else 0)
+    first = update.first_flops + (decider.plan_flops if decider else 0)
+    return float(first), float(update.flops), float(decider.flops if decider else 0)
 
 
 def row_flops(config: BackboneConfig, method: Method) -> RowFlops:

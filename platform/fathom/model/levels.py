@@ -16,7 +16,7 @@ from fathom.model.noise import uniform
 from fathom.model.readout import log_weight
 from fathom.model.rows import PackedRows
 from fathom.model.state import Passed, RowKeys, RowState
-from fathom.model.visibility import SAME_DEPTH, RowMeta, row_meta
+from fathom.model.visibility import SAME_DEPTH, row_meta
 from fathom.model.vocabulary import HeadOutput
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ class LoopOptions(NamedTuple):
         max_depth: M of this forward, if not the method's; the same on all ranks.
         constant_depths: how many depths run without gradient before the others (truncated backprop, methods 4.2).
         read_depths: depths whose distribution is wanted although only the last one's is used (-1: all of them).
-        detach_between: a pass's input is a constant: gradients cover one pass (methods 9.2).
+        detach_between: a pass's input is a constant, the first one's too: gradients cover one pass, and only passes of
+            ``read_depths`` have any (methods 9.2).
         threshold: tau of this forward, if not the method's.
         explore: share of the rows that the rule stops which go on nevertheless.
         seed: keys the randomness, with the rows' examples and positions.
@@ -146,6 +147,9 @@ class _Levels:
         routes = options.routes
         self.routes = routes if routes is None or rows.count else routes.new_ones(1)
         self.streams = TrainingStreams(model.method.visibility)
+        _, document, counts = torch.unique_consecutive(self.rows.sequence, return_inverse=True, return_counts=True)
+        self.length = counts[document]
+        self.stopped: list[tuple[Tensor, Tensor]] = []  # rows and what the readout holds of them, by their last depth
 
     def run(self) -> Trace:
         model, rows = self.model, self.rows
@@ -154,24 +158,35 @@ class _Levels:
         state, plan = model.start(
             rows.ids, rows.positions, TrainingStreams(SAME_DEPTH).view(meta), keys, self.options.checkpointing
         )
+        if plan is not None and self.routes is not None:
+            state = state._replace(planned=torch.where(state.planned > 0, self.routes, state.planned))
+        state = state._replace(planned=state.planned.clamp_max(self.max_depth))
         everyone = torch.arange(rows.count, device=rows.ids.device)
-        level: _Level | None = _Level(everyone, state, ghost=not self.count)
+        level: _Level | None = _Level(everyone, self._entering(state, 1), ghost=not self.count)
         keep_alive = 0.0 * (state.u.sum() + (0.0 if plan is None else plan.logits.sum()))
         depths: list[DepthTrace] = []
         while level is not None:
-            with torch.set_grad_enabled(torch.is_grad_enabled() and len(depths) >= self.options.constant_depths):
-                trace = self._run_depth(len(depths) + 1, level)
+            depth = len(depths) + 1
+            with torch.set_grad_enabled(torch.is_grad_enabled() and self._learns(depth)):
+                trace = self._run_depth(depth, level)
                 keep_alive = keep_alive + 0.0 * _touch(trace)
-                following = self._next(len(depths) + 1, trace)
             depths.append(_without_rows(trace) if level.ghost and depths else trace)
-            level = following
+            # Outside: the update before the first pass that learns learns too, and e and z keep their graph throughout.
+            level = self._next(depth, trace)
         keep_alive = keep_alive + self._touch_added(depths[0])
         executed = torch.zeros_like(rows.ids)
         for trace in depths:
             executed[trace.index] += 1
-        log_prob = self._mixture(depths, executed) if model.reads_each_depth else self._final(depths)
+        if model.reads_each_depth:
+            log_prob = self._mixture(depths, executed)
+        else:
+            log_prob = model.read_out(
+                self._finish(self.stopped), rows.targets, 0, self.options.head_chunk_rows
+            ).log_prob
+        # On every rank: an objective may leave the last readout unused, and backwards must call the same modules.
+        keep_alive = keep_alive + 0.0 * log_prob.sum()
         if not self.count:
-            log_prob, keep_alive = log_prob[:0], keep_alive + 0.0 * log_prob.sum()
+            log_prob = log_prob[:0]
             plan = None if plan is None else Plan(*(field[:0] for field in plan))
             executed, depths = executed[:0], [_without_rows(trace) for trace in depths]
         return Trace(log_prob, executed, depths, plan, self.streams, keep_alive)
@@ -188,7 +203,9 @@ class _Levels:
         head = None
         if model.reads_each_depth:
             read = kept if model.readout.sums_hidden else h
-            k = model.top_k() if deeper else 0
+            # At depth 1 in any case: `_touch_added` asks decider and update there.
+            k = model.top_k() if deeper or depth == 1 else 0
+            k = max(k, int(bool(self.options.read_depths & {depth, -1})))
             head = model.read_out(read, rows.targets[index], k, self.options.head_chunk_rows)
         passed = model.pass_of(state, meta.depth, ran, head)
         logit = model.continue_logit(passed) if deeper else None
@@ -202,27 +219,37 @@ class _Levels:
         else:
             keys = RowKeys(self.options.seed, rows.example[index], meta.position)
             goes_on = model.goes_on(
-                passed, gate, survival.detach(), rows.supervised[index], sequence, rows.oracle[index], keys,
-                self.max_depth, self.threshold,
+                passed, gate, survival.detach(), rows.supervised[index], sequence, rows.oracle[index],
+                self.length[index], keys, self.max_depth, self.threshold,
             )  # fmt: skip
             if self.options.explore:
                 draw = uniform(*keys[:1], *keys[1:], EXPLORE_SALT, depth, width=1, like=index)[:, 0]
                 goes_on = goes_on | (draw < self.options.explore)
         goes_on = goes_on & (sequence != GHOST)
         self.streams.settle(goes_on)
+        stopping = kept
         if model.readout.mixes_states:
             share = model.readout.weight(state.mass, survival, goes_on, meta.depth)
             kept = state.kept + share[:, None].to(x.dtype) * x
-        head = self._probe(depth, index, meta, kept) if head is None else head
+            stopping = state.kept + state.mass[:, None].to(x.dtype) * x
+        head = self._probe(depth, level, stopping) if head is None else head
+        if not level.ghost or depth == 1:
+            self.stopped.append((index[~goes_on], kept[~goes_on]))
         return DepthTrace(index, passed, kept, head, logit, survival, goes_on)
 
-    def _probe(self, depth: int, index: Tensor, meta: RowMeta, kept: Tensor) -> HeadOutput | None:
-        """The distribution, its likeliest token too, if every row stopped here: the coda over its rows alone."""
+    def _probe(self, depth: int, level: _Level, kept: Tensor) -> HeadOutput | None:
+        """The distribution, its likeliest token too, if every row of this depth stopped here."""
         if not self.options.read_depths & {depth, -1}:
             return None
-        view = TrainingStreams(SAME_DEPTH).view(meta)
-        hidden = self.model.finish(kept, meta.position, view, self.options.checkpointing)
-        return self.model.read_out(hidden, self.rows.targets[index], 1, self.options.head_chunk_rows)
+        here = [] if level.ghost and depth > 1 else [(level.index, kept)]
+        hidden = self._finish([*self.stopped, *here])[level.index]
+        return self.model.read_out(hidden, self.rows.targets[level.index], 1, self.options.head_chunk_rows)
+
+    def _finish(self, stopped: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """What the head reads of all rows ``[rows, d]``: together through the coda, each as it stopped."""
+        index, kept = (torch.cat(parts) for parts in zip(*stopped, strict=True))
+        view = TrainingStreams(SAME_DEPTH).view(row_meta(self.rows.sequence, self.rows.positions, 1))
+        return self.model.finish(kept[index.argsort()], self.rows.positions, view, self.options.checkpointing)
 
     def _next(self, depth: int, trace: DepthTrace) -> _Level | None:
         """The rows of the next depth; a ghost where only other ranks have some; None where nobody has."""
@@ -233,43 +260,47 @@ class _Levels:
         chosen = chosen.new_zeros(1) if ghost else chosen
         logit = None if trace.continue_logit is None else trace.continue_logit[chosen]
         state = self.model.enter(trace.passed.at(chosen), trace.kept[chosen], logit, trace.survival[chosen])
-        if self.options.detach_between:
-            state = state._replace(u=state.u.detach(), kept=state.kept.detach(), mass=state.mass.detach())
-        return _Level(trace.index[chosen], state, ghost)
+        return _Level(trace.index[chosen], self._entering(state, depth + 1), ghost)
+
+    def _learns(self, depth: int) -> bool:
+        """Whether this pass has a gradient."""
+        options = self.options
+        unread = options.detach_between and not options.read_depths & {depth, -1}
+        return depth > options.constant_depths and not unread
+
+    def _entering(self, state: RowState, depth: int) -> RowState:
+        """The state as it enters a pass, a constant where the options say so."""
+        if self._learns(depth) and not self.options.detach_between:
+            return state
+        return state._replace(u=state.u.detach(), kept=state.kept.detach(), mass=state.mass.detach())
 
     def _touch_added(self, first: DepthTrace) -> Tensor:
-        """Zero times the update's output and the adapters: they have a gradient even when nobody continued anywhere."""
-        if self.max_depth == 1:
+        """Zero times what decider, update and adapters make of one row: they have a gradient even when nobody continued
+        anywhere, or when this forward was drawn to have one depth."""
+        model, one = self.model, slice(0, 1)
+        if model.method.max_depth == 1:
             return first.survival.new_zeros(())
-        adapters = self.model.adapters
-        unused = 0.0 if adapters is None else sum(weight.sum() for weight in adapters.parameters())
-        one = slice(0, 1)
-        logit = None if first.continue_logit is None else first.continue_logit[one]
-        entered = self.model.enter(first.passed.at(one), first.kept[one], logit, first.survival[one])
-        return 0.0 * (entered.u.sum() + entered.gate.sum() + unused)
+        passed = first.passed.at(one)
+        logit = model.continue_logit(passed)
+        entered = model.enter(passed, first.kept[one], logit, first.survival[one])
+        unused = 0.0 if model.adapters is None else model.adapters.idle(passed.x)
+        decided = 0.0 if logit is None else logit.sum()
+        return 0.0 * (entered.u.sum() + entered.gate.sum() + decided + unused)
 
     def _mixture(self, depths: list[DepthTrace], executed: Tensor) -> Tensor:
         """Mixture log-probabilities ``[rows]`` of the targets; fp32 or wider."""
-        mixture: Tensor | None = None
+        readout, first = self.model.readout, depths[0].log_prob
+        mixture = torch.full(executed.shape, -torch.inf, dtype=first.dtype, device=first.device)
         for trace in depths:
             at, single = trace.index, trace.log_prob
-            if mixture is None:
-                mixture = torch.full(executed.shape, -torch.inf, dtype=single.dtype, device=single.device)
-            survival = None if trace.continue_logit is None else trace.survival
-            weight = self.model.readout.weight(trace.passed.state.mass, survival, trace.goes_on, executed[at])
-            mixture = mixture.index_put((at,), torch.logaddexp(mixture[at], log_weight(weight) + single))
-        assert mixture is not None
+            if readout.mixes_distributions:
+                survival = None if trace.continue_logit is None else trace.survival
+                weight = readout.weight(trace.passed.state.mass, survival, trace.goes_on, executed[at])
+                single = torch.logaddexp(mixture[at], log_weight(weight) + single)
+            else:
+                at, single = at[~trace.goes_on], single[~trace.goes_on]
+            mixture = mixture.index_put((at,), single)
         return mixture
-
-    def _final(self, depths: list[DepthTrace]) -> Tensor:
-        """The readout of methods that read once: rows as they stopped, through the coda, all together."""
-        rows = self.rows
-        stopped = [~trace.goes_on for trace in depths]
-        index = torch.cat([trace.index[mine] for trace, mine in zip(depths, stopped, strict=True)])
-        kept = torch.cat([trace.kept[mine] for trace, mine in zip(depths, stopped, strict=True)])
-        view = TrainingStreams(SAME_DEPTH).view(row_meta(rows.sequence, rows.positions, 1))
-        hidden = self.model.finish(kept[index.argsort()], rows.positions, view, self.options.checkpointing)
-        return self.model.read_out(hidden, rows.targets, 0, self.options.head_chunk_rows).log_prob
 
 
 def _one_ghost(rows: PackedRows) -> PackedRows:

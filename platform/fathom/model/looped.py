@@ -184,6 +184,7 @@ class LoopedLM(nn.Module):
         generates: Tensor,
         sequence: Tensor,
         oracle: Tensor,
+        length: Tensor,
         keys: RowKeys,
         max_depth: Tensor | int,
         threshold: Tensor | float,
@@ -198,7 +199,7 @@ class LoopedLM(nn.Module):
             change = ((passed.x - passed.state.u).norm(dim=-1) / passed.x.norm(dim=-1)).to(survival.dtype)
         decision = Decision(
             continue_prob, depth, generates, max_depth, threshold, survival, passed.state.planned, oracle, sequence,
-            draw, change,
+            length, draw, change,
         )  # fmt: skip
         return rule.goes_on(decision) & (depth < max_depth)
 
@@ -237,7 +238,7 @@ class LoopedLM(nn.Module):
 
     def mix(self, log_probs: list[Tensor], gates: list[Tensor]) -> Tensor:
         """A token's log-probabilities ``[V]`` from those of its executed depths and their continue probabilities."""
-        return mix(self.readout, log_probs, gates)
+        return mix(self.readout, log_probs, gates, self.survival)
 
     def read_out(self, hidden: Tensor, targets: Tensor, k: int, chunk_rows: int) -> HeadOutput:
         """Target log-probabilities, log-sum-exps and top-k probabilities of hidden states ``[rows, d]``."""

@@ -1,5 +1,7 @@
 """Readouts: how what a token's executed depths made becomes its next-token distribution."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -83,22 +85,28 @@ def log_weight(weight: Tensor) -> Tensor:
     return weight.clamp_min(SMALLEST_WEIGHT).log()
 
 
-def mix(readout: Readout, log_probs: list[Tensor], gates: list[Tensor]) -> Tensor:
+def mix(
+    readout: Readout,
+    log_probs: list[Tensor],
+    gates: list[Tensor],
+    survive: Callable[[Tensor, Tensor], Tensor] = torch.mul,
+) -> Tensor:
     """Log-probabilities ``[V]`` (or any shape) of one token's mixture.
 
     Args:
         readout: the rule.
         log_probs: per executed depth, the log-probabilities of that depth alone.
         gates: g of every executed depth but the last; empty for methods without a decider.
+        survive: the decider's rule: mass left to deeper depths, from the mass so far and g.
     """
-    if len(log_probs) == 1:
-        return log_probs[0]
+    if len(log_probs) == 1 or not readout.mixes_distributions:
+        return log_probs[-1]
     one = log_probs[0].new_ones(())
     executed = torch.tensor(len(log_probs), device=one.device)
     remaining, mixture = one, torch.full_like(log_probs[0], -torch.inf)
     for number, term in enumerate(log_probs):
         on = number + 1 < len(log_probs)
-        survival = remaining * gates[number].to(one) if on and gates else None
+        survival = survive(remaining, gates[number].to(one)) if on and gates else None
         weight = readout.weight(remaining, survival, torch.tensor(on, device=one.device), executed)
         mixture = torch.logaddexp(mixture, log_weight(weight) + term)
         remaining = remaining if survival is None else survival

@@ -19,6 +19,7 @@ class Decision(NamedTuple):
         planned: int64 ``[rows]``, the depth that a router chose at the start.
         oracle: int64 ``[rows]``, the depth that the data asks for, 0 where it asks for none.
         sequence: int64 ``[rows]``, which document or request.
+        length: int64 ``[rows]``, how many rows that has in all; 0 in decoding, which does not know.
         draw: fp64 ``[rows]``, uniform numbers keyed by (seed, example, position, depth).
         change: ``[rows]``, |x - u| / |x| of the pass.
     """
@@ -32,6 +33,7 @@ class Decision(NamedTuple):
     planned: Tensor
     oracle: Tensor
     sequence: Tensor
+    length: Tensor
     draw: Tensor
     change: Tensor
 
@@ -150,8 +152,9 @@ class Planned(Routing):
 class ExpertChoice(Routing):
     """Of each sequence the rows with the largest g, among those that ran this depth (MoR, methods 7.2).
 
-    Capacities are N/N, (N-1)/N, ..., 1/N of the sequence for recursions 1..N. It looks at the whole sequence: decoding
-    uses the threshold that the auxiliary loss trains.
+    Capacities are N/N, (N-1)/N, ..., 1/N of the sequence for recursions 1..N, rounded down, at least one row (as
+    released). Of equal g the earlier row wins. It looks at the whole sequence: decoding uses the threshold that the
+    auxiliary loss trains.
     """
 
     reads_targets = needs_decisions = True
@@ -160,15 +163,14 @@ class ExpertChoice(Routing):
         g = _asked(rows)
         if not isinstance(rows.max_depth, int) or not g.shape[0]:
             return torch.zeros_like(rows.generates)
-        # Rows that ran m are a share (N - m + 1)/N of their sequence: the next capacity is (N - m)/(N - m + 1) of them.
-        left = rows.max_depth - rows.depth
+        capacity = (rows.length * (rows.max_depth - rows.depth) // rows.max_depth).clamp_min(1)
         _, place, sizes = torch.unique(rows.sequence, return_inverse=True, return_counts=True)
         order = torch.argsort(g, descending=True, stable=True)
         order = order[torch.argsort(place[order], stable=True)]
         starts = sizes.cumsum(0) - sizes
         rank = torch.empty_like(order)
         rank[order] = torch.arange(order.shape[0], device=order.device) - starts[place[order]]
-        return rank * (left + 1) < sizes[place] * left
+        return rank < capacity
 
 
 class StateChange(Routing):

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fathom.model.visibility import RowMeta, visible
+from fathom.model.visibility import RowMeta, sees_alone, visible
 
 QUERY_TILE = 256
 
@@ -81,10 +81,11 @@ class TiledKernel:
             return None
         query = self.rows.at(tile.query)
         columns = [column.at(where) for column, where in zip(self.columns, tile.keys, strict=True)]
-        parts = [visible(self.rule, query, column) for column in columns]
-        if self.isolated:
-            parts[-1] = parts[-1] & (query.position[:, None] == columns[-1].position[None, :])
-        return torch.cat(parts, dim=1)
+        if not self.isolated:
+            return torch.cat([visible(self.rule, query, column) for column in columns], dim=1)
+        key = RowMeta(*(torch.cat(fields)[None, :] for fields in zip(*columns, strict=True)))
+        made = torch.arange(key.position.shape[1]) >= key.position.shape[1] - columns[-1].position.shape[0]
+        return sees_alone(self.rule, query.at((slice(None), None)), key, made)
 
 
 def _gather(tile: _Tile, columns: list[list[Tensor]]) -> Tensor:

@@ -72,6 +72,17 @@ def sees(rule: str, query: RowMeta, key: RowMeta) -> Tensor:
     raise ValueError(f"unknown visibility rule {rule!r}")
 
 
+def sees_alone(rule: str, query: RowMeta, key: RowMeta, own: Tensor) -> Tensor:
+    """As :func:`sees`, for queries that would run this depth if each of them alone had continued (methods 1.2).
+
+    A query's token has not stopped then, whatever its key says; of keys that the queries make (``own``, bool) it sees
+    its own only.
+    """
+    itself = query.position == key.position
+    going = key._replace(last=torch.where(itself, GOES_ON, key.last))
+    return sees(rule, query, going) & (itself | ~own)
+
+
 def visible(rule: str, query: RowMeta, key: RowMeta) -> Tensor:
     """The dense mask, bool ``[queries, keys]``."""
     return sees(rule, query.at((slice(None), None)), key.at((None, slice(None))))

@@ -53,6 +53,11 @@ def sampled_depth(options: LoopOptions, model: LoopedLM, config: ObjectiveConfig
 
 def supervised_depths(options: LoopOptions, model: LoopedLM, config: ObjectiveConfig, draw: Draw) -> LoopOptions:
     """K of the M depths, drawn for the whole forward, each with a gradient through itself alone (LoopUS, 9.2)."""
-    depths = range(1, model.method.max_depth + 1)
-    chosen = random.Random(draw.key).sample(depths, min(config.supervised_depths, len(depths)))
+    chosen = drawn_depths(model.method.max_depth, config, draw)
     return options._replace(read_depths=frozenset(chosen), detach_between=True)
+
+
+def drawn_depths(max_depth: int, config: ObjectiveConfig, draw: Draw) -> list[int]:
+    """K of M depths, increasing."""
+    depths = range(1, max_depth + 1)
+    return sorted(random.Random(draw.key).sample(depths, min(config.supervised_depths, max_depth)))

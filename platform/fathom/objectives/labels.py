@@ -7,12 +7,14 @@ from torch import Tensor
 
 from fathom.config.schema import ObjectiveConfig
 from fathom.model.collectives import Collectives
-from fathom.model.levels import Trace
+from fathom.model.levels import DepthTrace, Trace
 from fathom.model.looped import LoopedLM
+from fathom.model.noise import uniform
 from fathom.model.rows import PackedRows
 from fathom.objectives.lookahead import lookahead_log_prob
 
 SMALLEST_COST, LARGEST_COST = 1e-6, 1.0
+LOOKAHEAD_SALT = 4
 SMALLEST_BALANCE, LARGEST_BALANCE = 0.02, 50.0
 
 
@@ -38,17 +40,20 @@ class DepthLabels(NamedTuple):
     cut: float
 
 
-def coverage_cut(gains: Tensor, rho: float) -> float | None:
+def coverage_cut(gains: Tensor, rho: float, weights: Tensor | None = None) -> float | None:
     """Smallest gain of the shortest descending prefix that holds ``rho`` of all positive gain; None without any.
 
     Args:
         gains: 1-D, any sign; NaN and infinities count as 0.
+        weights: how many rows each stands for; default 1.
     """
     gains = torch.nan_to_num(gains.double(), nan=0.0, posinf=0.0, neginf=0.0)
-    positive = gains[gains > 0].sort(descending=True).values
+    weights = torch.ones_like(gains) if weights is None else weights.double()
+    weights = weights[gains > 0]
+    positive, order = gains[gains > 0].sort(descending=True)
     if positive.shape[0] == 0:
         return None
-    covered = positive.cumsum(0)
+    covered = (positive * weights[order]).cumsum(0)
     place = int(torch.searchsorted(covered, rho * covered[-1]))
     return float(positive[min(place, positive.shape[0] - 1)])
 
@@ -61,29 +66,61 @@ def depth_labels(
     objective: ObjectiveConfig,
     collectives: Collectives,
     head_chunk_rows: int,
+    key: int = 0,
 ) -> list[DepthLabels]:
     """Labels for every depth that could have continued, from the current model; they never alter this forward's routes.
 
-    The pool of the coverage cut and of the class balance is this micro-batch over all ranks.
+    The pool of the coverage cut and of the class balance is this micro-batch over all ranks. Where only a share of the
+    stopped rows is measured (``lookahead_fraction``), drawn by ``key``, each of them stands for as many as were left
+    out: given the cut and the balance, the loss is unbiased.
     """
     wanted = rows.supervised  # c^(m-1): a token is in the pool of depth m only if its labels so far said continue
     labels = []
     for depth in range(1, min(model.method.max_depth - 1, len(trace.depths)) + 1):
         ran = trace.depths[depth - 1]
-        eligible = wanted[ran.index]
+        due = wanted[ran.index]
+        measured, stands_for = _drawn(ran, rows, objective.lookahead_fraction, key, depth)
+        eligible = due & measured
         gain = _gain(model, trace, rows, depth, eligible, collectives, head_chunk_rows)
-        cut = coverage_cut(collectives.gather(gain[eligible & (gain > 0)]), objective.coverage_rho)
-        supervised = rows.supervised[ran.index]
+        pool = eligible & (gain > 0)
+        weights = collectives.gather(stands_for[pool])
+        cut = coverage_cut(collectives.gather(gain[pool]), objective.coverage_rho, weights)
+        supervised = rows.supervised[ran.index] & (measured | ~due)
         # A pass that costs more than it brings is not worth labelling (objective.pass_price_nats; 0 as published).
         least = max(cut or 0.0, objective.pass_price_nats)
         label = eligible & (gain >= least) if cut is not None else torch.zeros_like(eligible)
-        cost = (gain - least).abs().clamp(SMALLEST_COST, LARGEST_COST)
-        cost = torch.where(label, cost, cost.clamp_min(objective.stop_cost_floor))
-        cost = torch.where(eligible, cost if objective.weighted else torch.ones_like(cost), SMALLEST_COST)
-        balance = _balance(label, supervised, collectives)
+        if objective.label_rule == "mismatch":
+            label = eligible & _is_wrong(ran)
+        counts = torch.where(eligible, stands_for, torch.ones_like(stands_for))
+        cost = _cost(gain - least, label, eligible, objective) * counts
+        balance = _balance(label, supervised, counts, collectives)
         labels.append(DepthLabels(supervised, eligible, gain, label, cost.float(), balance, least))
         wanted = torch.zeros_like(wanted).index_put((ran.index,), label)
     return labels
+
+
+def _drawn(ran: DepthTrace, rows: PackedRows, fraction: float, key: int, depth: int) -> tuple[Tensor, Tensor]:
+    """Which rows of a depth are measured (bool), and how many each stands for (fp64): those that went on always are."""
+    index, one = ran.index, torch.ones(ran.index.shape, dtype=torch.float64, device=ran.index.device)
+    if fraction == 1.0:
+        return torch.ones_like(ran.goes_on), one
+    draw = uniform(key, rows.example[index], rows.positions[index], LOOKAHEAD_SALT, depth, width=1, like=index)[:, 0]
+    return ran.goes_on | (draw < fraction), torch.where(ran.goes_on, one, one / fraction)
+
+
+def _is_wrong(ran: DepthTrace) -> Tensor:
+    """Whether another token than the target was the likeliest: TaH's label, as an ablation (Table 4)."""
+    assert ran.head is not None
+    return ran.log_prob < ran.head.top[:, 0].log() - 1e-6
+
+
+def _cost(margin: Tensor, label: Tensor, eligible: Tensor, objective: ObjectiveConfig) -> Tensor:
+    """w of Eq. 25: how far the gain is from the cut; 1 for labels that do not come from gains, or if unweighted."""
+    if objective.label_rule == "mismatch" or not objective.weighted:
+        return torch.where(eligible, torch.ones_like(margin), SMALLEST_COST)
+    cost = margin.abs().clamp(SMALLEST_COST, LARGEST_COST)
+    cost = torch.where(label, cost, cost.clamp_min(objective.stop_cost_floor))
+    return torch.where(eligible, cost, SMALLEST_COST)
 
 
 def _gain(
@@ -106,8 +143,8 @@ def _gain(
     return torch.where(eligible, gain, torch.zeros_like(gain))
 
 
-def _balance(label: Tensor, supervised: Tensor, collectives: Collectives) -> float:
+def _balance(label: Tensor, supervised: Tensor, counts: Tensor, collectives: Collectives) -> float:
     """beta = stop labels over continue labels of supervised rows of this depth, all ranks; 1 if a class is empty."""
-    counts = torch.stack(((supervised & ~label).sum(), (supervised & label).sum())).double()
-    stop, go = collectives.sum(counts).tolist()
+    classes = torch.stack((counts[supervised & ~label].sum(), counts[supervised & label].sum()))
+    stop, go = collectives.sum(classes).tolist()
     return min(max(stop / go, SMALLEST_BALANCE), LARGEST_BALANCE) if stop and go else 1.0

@@ -10,6 +10,7 @@ from torch import Tensor
 from fathom.model.deciding import Plan
 from fathom.model.levels import DepthTrace
 from fathom.objectives.context import Context, Loss
+from fathom.objectives.depth_draws import drawn_depths
 
 GATE_SHARPNESS, GATE_MARGIN_NATS = 50.0, 0.005
 """Of Ouro's stage II."""
@@ -138,7 +139,8 @@ def random_depths(context: Context) -> Loss:
     rows, config = context.rows, context.config
     language = context.trace.log_prob.new_zeros(())
     routing, before = language, None
-    read = [ran for ran in context.trace.depths if ran.head is not None]
+    chosen = drawn_depths(context.model.method.max_depth, config, context.draw)
+    read = [context.trace.depths[depth - 1] for depth in chosen]
     for ran in read:
         keep = rows.supervised[ran.index]
         loss, place = -ran.log_prob[keep], rows.sequence[ran.index][keep]

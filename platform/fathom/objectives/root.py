@@ -81,7 +81,7 @@ class TrainingRoot(nn.Module):
             loss = self.objective.loss(
                 Context(self.model, trace, rows, self.config, self.collectives, options.head_chunk_rows, Draw(*draw))
             )
-        values = collect(trace, rows, loss, self.model.method.visibility)
+        values = collect(trace, rows, loss, self.model)
         stats = torch.tensor(
             [values.get(name, 0.0) for name in self.stat_names],
             dtype=torch.float64,

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 from fathom.model.levels import Trace
+from fathom.model.looped import LoopedLM
+from fathom.model.routing import DeciderThreshold
 from fathom.model.rows import PackedRows
 from fathom.model.visibility import RowMeta, row_meta, visible_count
 from fathom.objectives.context import Loss
@@ -28,6 +30,8 @@ def stat_names(max_depth: int) -> list[str]:
                 "positive_gain",
                 "cut",
                 "cuts",
+                "compared",
+                "agreed",
             )
         ]
     for kind in ("count", "gain", "probability"):
@@ -40,10 +44,12 @@ def collect(
     trace: Trace,
     rows: PackedRows,
     loss: Loss,
-    rule: str,
+    model: LoopedLM,
 ) -> dict[str, float]:
     """The sums of one forward by name; names that are absent are 0."""
-    labels = loss.labels
+    labels, rule = loss.labels, model.method.visibility
+    # How decoding will decide, where training decides by what decoding cannot see.
+    by_threshold = model.exit_rule.reads_targets and isinstance(model.routing, DeciderThreshold)
     values = {
         "forwards": 1.0,
         "rows": float(rows.count),
@@ -64,6 +70,10 @@ def collect(
         values[f"pairs/{m}"] = float(visible_count(rule, metas[-1], metas))
         values[f"last_depth/{m}"] = float((supervised & ~ran.goes_on).sum())
         values[f"continued/{m}"] = float((supervised & ran.goes_on).sum())
+        if by_threshold and ran.continue_logit is not None:
+            decided = ran.continue_logit.sigmoid() > model.method.threshold
+            values[f"compared/{m}"] = float(decided.shape[0])
+            values[f"agreed/{m}"] = float((decided == ran.goes_on).sum())
     for m, at in enumerate(labels, start=1):
         values[f"eligible/{m}"] = float(at.eligible.sum())
         values[f"labelled/{m}"] = float(at.label.sum())
@@ -128,6 +138,9 @@ def summarise(names: list[str], vector: Tensor) -> dict[str, float]:
         mean(f"gain/mean_depth_{m}", at[f"gain/{m}"], at[f"eligible/{m}"])
         mean(f"gain/positive_depth_{m}", at[f"positive_gain/{m}"], at[f"eligible/{m}"])
         mean(f"gain/cut_depth_{m}", at[f"cut/{m}"], at[f"cuts/{m}"])
+        mean(f"router_agreement/depth_{m}", at[f"agreed/{m}"], at[f"compared/{m}"])
+    agreed, compared = (sum(at[f"{what}/{m}"] for m in range(1, depths)) for what in ("agreed", "compared"))
+    mean("router_agreement", agreed, compared)
     return out
 
 

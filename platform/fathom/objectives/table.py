@@ -20,7 +20,7 @@ OBJECTIVES: dict[str, Objective] = {
     "oracle_labels": Objective(methods.oracle_labels, trains="decider", needs=("decider", "labels")),
     "router_auxiliary": Objective(methods.router_auxiliary, needs=("decider",)),
     "router_balance": Objective(methods.router_balance, needs=("plan",)),
-    "random_depths": Objective(methods.random_depths, supervised_depths),
+    "random_depths": Objective(methods.random_depths, supervised_depths, needs=("every_row",)),
 }
 """A package may add its own (docs/methods.md)."""
 

@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import shlex
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -105,11 +106,12 @@ class Jobs:
                 return job.id
         attempt = sum(job.id.startswith(prefix) for job in self.list())
         job_id = f"{prefix}-{attempt + 1}"
-        arguments = [*(["--fresh"] if fresh else []), *(f"--allow-change {key}" for key in allow_change or [])]
+        arguments = ["python", "-m", "fathom", "train", RECIPE, *(["--fresh"] if fresh else [])]
+        arguments += [part for key in allow_change or [] for part in ("--allow-change", key)]
         with tempfile.TemporaryDirectory() as folder, ray_faults(self.address):
             (Path(folder) / RECIPE).write_text(json.dumps(config_dict(cfg), indent=1))
             self.client.submit_job(
-                entrypoint=" ".join(["python -m fathom train", RECIPE, *arguments]),
+                entrypoint=shlex.join(arguments),
                 submission_id=job_id,
                 runtime_env=runtime_env(Path(folder)),
                 metadata={"name": cfg.name, "run_uri": files.join(cfg.storage, "runs", cfg.name)},

@@ -50,13 +50,13 @@ class EngineService:
         self.engine = Engine(model, limits, text_decoder(load_tokenizer(folder)), self.renderer.stop_ids)
         self.loop = EngineLoop(self.engine)
         temperature, top_p = sampling_defaults(folder)
-        method = model.method
+        method = self.engine.model.method
         self._card = ModelCard(
             name=source.name,
             created=int(time.time()),
             method=method.name,
             max_depth=method.max_depth,
-            threshold=method.threshold if model.decider is not None else None,
+            threshold=method.threshold if model.routing.dial else None,
             context=self.engine.context,
             source=source.uri,
             version=source.version,

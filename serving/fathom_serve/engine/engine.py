@@ -61,6 +61,8 @@ class Engine:
                 "sequence or at training data",
                 "export the model with a routing that decodes token by token",
             )
+        if limits.max_depth is not None:
+            model.set_max_depth(limits.max_depth)
         self.model = model.eval()
         self.limits = limits
         self.decode = decode

@@ -18,6 +18,7 @@ class EngineLimits(BaseModel):
     kv_memory_mb: int = Field(default=512, ge=1, description="keys and values of all requests, MiB")
     pages: int | None = Field(default=None, ge=1, description="pages, instead of kv_memory_mb")
     context_tokens: int | None = Field(default=None, ge=2, description="prompt and answer; default the model's")
+    max_depth: int | None = Field(default=None, ge=1, description="M, if not the model's; it may be above the trained")
     default_max_tokens: int = Field(default=256, ge=1, description="answer length when a request names none")
     books: Literal["idle", "tick"] = Field(default="idle", description="when the page books are checked")
 

@@ -85,7 +85,9 @@ class Runner:
             count = sum(len(piece.positions) for piece in first)
             keys = RowKeys(0, rows.seeds[:count], rows.positions[:count])
             view = self._view(SAME_DEPTH, first)
-            states.insert(0, self.model.start(rows.ids[:count], rows.positions[:count], view, keys)[0])
+            state, _ = self.model.start(rows.ids[:count], rows.positions[:count], view, keys)
+            # A router's plan ends where the request does.
+            states.insert(0, state._replace(planned=torch.minimum(state.planned, rows.max_depth[:count])))
         state = RowState(*(torch.cat(fields) for fields in zip(*states, strict=True)))
         view = self._view(self.model.method.visibility, pieces)
         made = self._decide(rows, state, self.model.run(state, rows.depth, rows.positions, view))
@@ -180,7 +182,7 @@ class Runner:
         zeros, keys = torch.zeros_like(asked), RowKeys(0, rows.seeds[asked], rows.positions[asked])
         threshold = rows.threshold[asked].to(state.mass.dtype)
         goes_on = model.goes_on(
-            passed, gate, survival, rows.generates[asked], zeros, zeros, keys, rows.max_depth[asked], threshold
+            passed, gate, survival, rows.generates[asked], zeros, zeros, zeros, keys, rows.max_depth[asked], threshold
         )
         made.goes_on[asked] = goes_on
         if gate is not None:
