@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from fathom.claims import (
     claim_compute,
     claim_depth,
+    claim_lookahead,
     claim_options,
     claim_scaling,
     claim_settling,
@@ -25,6 +26,7 @@ CLAIMS: list[Claim] = [
     claim_supervision.ROUTING,
     claim_supervision.ABLATION,
     claim_scaling.CLAIM,
+    claim_lookahead.CLAIM,
     *claim_options.CLAIMS,
 ]
 ONLY_FULL = frozenset(claim.key for claim in claim_options.CLAIMS)
