@@ -47,6 +47,9 @@ def summary(split: str, data: "Prepared") -> str:
         f"({counts['supervised_tokens']:,} supervised), longest {int(data.lengths.max()):,}",
         f"  {data.folder}  sha256 {data.digest[:16]}",
     ]
+    if data.labelled:
+        share = counts["deep_tokens"] / counts["supervised_tokens"]
+        lines.append(f"  labelled: {counts['deep_tokens']:,} tokens go to depth 2 ({share:.1%} of the supervised ones)")
     if counts["dropped"]:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts["dropped"].items())
         lost = counts["dropped_supervised_tokens"]

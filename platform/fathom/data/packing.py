@@ -58,4 +58,5 @@ def _fill(order: list[int], lengths: Sequence[int], capacity: int, cells: int) -
 
 def micro_batch_rows(prepared: "Prepared", examples: Sequence[int]) -> PackedRows:
     """The rows of one forward: these examples of a prepared data set end to end. May be none."""
-    return pack_documents([prepared.document(example) for example in examples], examples)
+    documents = [prepared.document(example) for example in examples]
+    return pack_documents(documents, examples, [prepared.oracle(example) for example in examples])

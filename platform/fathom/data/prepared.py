@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from fathom.config.schema import DataConfig
+from fathom.data.oracle import ReferenceModel, forwards
 from fathom.data.records import Conversation, Dropped, read_conversations
 from fathom.data.template import Renderer
 from fathom.errors import ConfigError, DataError
@@ -23,6 +24,8 @@ from fathom.storage.local import refusals
 
 MANIFEST = "MANIFEST.json"
 SCHEMA = pa.schema({"ids": pa.list_(pa.int32()), "supervised": pa.list_(pa.bool_()), "where": pa.string()})
+ORACLE = pa.field("oracle", pa.list_(pa.int8()))
+"""A column of data that a reference model has labelled: the depth of each row."""
 SHARD_ROWS = 16_384
 Split = Literal["train", "heldout"]
 
@@ -34,8 +37,10 @@ class Prepared:
         folder: what :func:`prepare` wrote.
 
     Attributes:
-        counts: rows read, documents and tokens kept, supervised tokens, and what was dropped by reason.
+        counts: rows read, documents and tokens kept, supervised tokens, what was dropped by reason, and how many
+            tokens are labelled to go deeper than depth 1.
         digest: sha256 (hex) of the manifest, which holds every shard's sha256.
+        labelled: whether a reference model has labelled it with depths.
         lengths: int64 ``[documents]``, tokens of each.
         supervised_counts: int64 ``[documents]``, supervised tokens of each.
 
@@ -57,6 +62,8 @@ class Prepared:
         self._where = table["where"]
         self._ids = [chunk for chunk in table["ids"].chunks if len(chunk)]
         self._supervised = [chunk for chunk in table["supervised"].chunks if len(chunk)]
+        self.labelled = ORACLE.name in table.column_names
+        self._oracle = table[ORACLE.name] if self.labelled else None
         self._starts = np.cumsum([0, *(len(chunk) for chunk in self._ids)])
         self.lengths = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in self._ids]).astype(np.int64)
         self.supervised_counts = np.concatenate([_true_counts(chunk) for chunk in self._supervised])
@@ -76,6 +83,10 @@ class Prepared:
         row = number - int(self._starts[chunk])
         return self._ids[chunk][row].as_py(), self._supervised[chunk][row].as_py()
 
+    def oracle(self, number: int) -> list[int]:
+        """The depth that the reference model asks of each row of one document; 0, nothing, in data without labels."""
+        return [0] * int(self.lengths[number]) if self._oracle is None else self._oracle[number].as_py()
+
     def where(self, number: int) -> str:
         """The row a document was made from, ``source:line``."""
         return self._where[number].as_py()
@@ -84,29 +95,34 @@ class Prepared:
 def prepare(data_cfg: DataConfig, split: Split, renderer: Renderer, folder: Path) -> Prepared:
     """Render a split into token shards, once.
 
-    A folder that already holds the same data (source bytes, templates, tokenizer) is used as it is. Writing
-    happens beside the folder, which appears complete or not at all.
+    A folder that already holds the same data (source bytes, templates, tokenizer, reference model) is used as it is.
+    Writing happens beside the folder, which appears complete or not at all. Only the training split is labelled:
+    decoding never looks at labels.
 
     Raises:
-        ConfigError: the recipe has no such split.
+        ConfigError: the recipe has no such split, or its reference model has another tokenizer.
+        ModelError: the reference model cannot be read.
         DataError: a row is wrong, nothing is supervised, all is too long, or the folder holds other data.
     """
     source = data_cfg.train if split == "train" else data_cfg.heldout
     if source is None:
         raise ConfigError(f"data.{split} is not set", f"set data.{split} to a .jsonl or .parquet file")
-    made_from = _made_from(data_cfg, split, source, renderer)
+    labels = data_cfg.label_model if split == "train" else None
+    reference = None if labels is None else ReferenceModel(labels, renderer.tokenizer)
+    made_from = _made_from(data_cfg, split, source, renderer, reference)
     folder = Path(folder)
     if (folder / MANIFEST).exists():
         found = Prepared(folder)
         if found.made_from == made_from:
             return found
-        changed = [key for key in made_from if found.made_from.get(key) != made_from[key]]
+        both = found.made_from | made_from
+        changed = [key for key in both if found.made_from.get(key) != made_from.get(key)]
         raise DataError(f"{folder} holds data prepared from other {', '.join(changed)}", "choose or clear the folder")
     with refusals(str(folder)):
         folder.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        _write(data_cfg, split, source, renderer, work, made_from)
+        _write(data_cfg, split, source, renderer, _Shards(work, reference), made_from)
         if folder.is_dir():
             folder.rmdir()  # only an empty one may be replaced
         os.replace(work, folder)
@@ -119,7 +135,9 @@ def prepare(data_cfg: DataConfig, split: Split, renderer: Renderer, folder: Path
     return Prepared(folder)
 
 
-def _made_from(cfg: DataConfig, split: Split, source: str, renderer: Renderer) -> dict[str, Any]:
+def _made_from(
+    cfg: DataConfig, split: Split, source: str, renderer: Renderer, reference: ReferenceModel | None
+) -> dict[str, Any]:
     """All that the token shards depend on."""
     shaping = ("question_template", "answer_template", "strip_pattern", "system_prompt", "context_tokens")
     return {
@@ -128,16 +146,20 @@ def _made_from(cfg: DataConfig, split: Split, source: str, renderer: Renderer) -
         "max_examples": cfg.max_train_examples if split == "train" else cfg.max_heldout_examples,
         "template_digest": renderer.digest,
         **{key: getattr(cfg, key) for key in shaping},
+        **({} if reference is None else {"label_model_sha256": reference.digest}),
     }
 
 
 class _Shards:
-    """Writes documents to numbered shard files."""
+    """Writes documents to numbered shard files, labelled if there is a reference model."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, reference: ReferenceModel | None) -> None:
         self.folder = folder
+        self.reference = reference
+        self.schema = SCHEMA if reference is None else SCHEMA.append(ORACLE)
         self.digests: dict[str, str] = {}
         self.rows: list[dict[str, Any]] = []
+        self.deep = 0
 
     def add(self, ids: list[int], supervised: list[bool], where: str) -> None:
         self.rows.append({"ids": ids, "supervised": supervised, "where": where})
@@ -148,17 +170,27 @@ class _Shards:
         if not self.rows:
             return
         path = self.folder / f"shard-{len(self.digests):05d}.arrow"
-        table = pa.Table.from_pylist(self.rows, schema=SCHEMA)
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, SCHEMA) as writer:
+        if self.reference is not None:
+            self._label(self.reference)
+        table = pa.Table.from_pylist(self.rows, schema=self.schema)
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, self.schema) as writer:
             writer.write_table(table)
         self.digests[path.name] = _sha256(path)
         self.rows = []
 
+    def _label(self, reference: ReferenceModel) -> None:
+        documents = [(row["ids"], row["supervised"]) for row in self.rows]
+        found = (
+            depths for part in _with_progress(forwards(documents), "labelling") for depths in reference.depths(part)
+        )
+        for row, depths in zip(self.rows, found, strict=True):
+            row[ORACLE.name] = depths
+            self.deep += sum(depth > 1 for depth in depths)
+
 
 def _write(
-    cfg: DataConfig, split: Split, source: str, renderer: Renderer, folder: Path, made_from: dict[str, Any]
+    cfg: DataConfig, split: Split, source: str, renderer: Renderer, shards: _Shards, made_from: dict[str, Any]
 ) -> None:
-    shards = _Shards(folder)
     count: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
     longest = 0
@@ -189,8 +221,10 @@ def _write(
         "dropped_supervised_tokens",
     )
     counts = {**{name: count[name] for name in names}, "dropped": dict(sorted(dropped.items()))}
+    if shards.reference is not None:
+        counts["deep_tokens"] = shards.deep
     manifest = {"counts": counts, "made_from": made_from, "shards": shards.digests}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    (shards.folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _render(renderer: Renderer, row: Conversation) -> tuple[list[int], list[bool]]:

@@ -18,9 +18,10 @@ from fathom.config.load import config_digest
 from fathom.config.schema import RunConfig
 from fathom.data.records import require_source
 from fathom.errors import ResumeRefused
-from fathom.model.methods import method_of
+from fathom.model.fit import checked_method
 from fathom.orchestrate.stack import stack_state, state_folder
 from fathom.storage import files
+from fathom.train.inputs import require_labels
 from fathom.train.place import CHECKPOINTS, STOP, Place
 from fathom.train.state import refuse_changes
 
@@ -92,7 +93,7 @@ def run_recipe(
     Raises:
         FathomError: a mistake in the recipe, its data or model; a refused resume; a service that does not answer.
     """
-    method_of(cfg.method)  # refuses an unknown one
+    checked_method(cfg.method)  # refuses an unknown one
     uri = files.absolute(files.join(cfg.storage, "runs", cfg.name))
     work = (folder or state_folder()) / "runs" / cfg.name
     place = Place(uri, work, allow_change or [])
@@ -127,7 +128,9 @@ def check_sources(cfg: RunConfig) -> None:
 
     Raises:
         DataError, StorageError: a data file that cannot be opened.
+        ConfigError: the method learns from depth labels, and nothing makes any.
     """
+    require_labels(cfg)
     require_source("data.train", cfg.data.train)
     if cfg.data.heldout is not None:
         require_source("data.heldout", cfg.data.heldout)

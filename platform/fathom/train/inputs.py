@@ -4,6 +4,8 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from fathom.config.load import config_dict
 from fathom.config.schema import RunConfig
 from fathom.data.prepared import Prepared, Split, prepare
@@ -12,6 +14,9 @@ from fathom.errors import ConfigError, DataError
 from fathom.model.config import BackboneConfig
 from fathom.model.folder import load_tokenizer, read_shape
 from fathom.model.hub import resolve_base
+from fathom.model.looped import LoopedLM
+from fathom.model.methods import method_of
+from fathom.objectives.table import check_objective, objective_of
 from fathom.train.group import Group
 
 
@@ -40,7 +45,8 @@ def fetch_inputs(cfg: RunConfig, group: Group, work: Path) -> Inputs:
 
     def here() -> Inputs:
         base = resolve_base(cfg.model.base)
-        shape = read_shape(base)
+        shape = read_shape(base, cfg.method, cfg.model)
+        refuse_unfit(cfg, base)
         renderer = Renderer(load_tokenizer(base))
         train = prepare_here(cfg, "train", renderer, work / "data" / "train")
         heldout = None
@@ -52,6 +58,26 @@ def fetch_inputs(cfg: RunConfig, group: Group, work: Path) -> Inputs:
         return Inputs(base, train, heldout)
 
     return group.first_here(here)
+
+
+def require_labels(cfg: RunConfig) -> None:
+    """Raise ConfigError if the method learns from depth labels and the recipe names no model that makes them."""
+    method = method_of(cfg.method)
+    routed = (method.training_routing or method.routing) == "oracle"
+    if (routed or "labels" in objective_of(method, cfg.objective).needs) and cfg.data.label_model is None:
+        raise ConfigError(
+            f"method.preset {cfg.method.preset!r} learns from depth labels, and data.label_model is not set",
+            "set data.label_model to a model with the base's tokenizer, for example the base itself",
+        )
+
+
+def refuse_unfit(cfg: RunConfig, base: Path) -> None:
+    """Raise ConfigError or ModelError if the recipe's method cannot be made of this base model, before any work.
+
+    The model is made without memory for its weights.
+    """
+    with torch.device("meta"):
+        check_objective(LoopedLM(read_shape(base, cfg.method, cfg.model), method_of(cfg.method)), cfg.objective)
 
 
 def refuse_beyond_positions(prepared: Prepared, shape: BackboneConfig) -> None:
