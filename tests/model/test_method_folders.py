@@ -178,6 +178,17 @@ def test_an_unknown_part_is_refused_with_the_nearest(axis: str, base: Path) -> N
     assert wrong in caught.value.message and f"did you mean '{near}'?" in caught.value.remedy
 
 
+def test_three_numbers_are_a_span_in_yaml_too(base: Path) -> None:
+    tree = {"name": "x", "model": {"base": "b"}, "data": {"train": "generated:word-problems"}, "train": {"steps": 1}}
+    config = parse_config(
+        tree | {"method": {"preset": "abbie-d", "span": [1, 3, 2], "keep_layers": [0, 1, 2, 3, 4, 5]}}
+    )
+    assert tuple(load_model(base, config.method).backbone.span) == (1, 3, 2)
+    for wrong in ([1, 3], [1, "3", 2], "1,3,2"):
+        with pytest.raises(ConfigError):
+            load_model(base, parse_config(tree | {"method": {"preset": "abbie-d", "span": wrong}}).method)
+
+
 def test_an_unknown_axis_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"method\.readuot.*\n.*did you mean 'readout'"):
         make_method("tah2", readuot="last_depth")
