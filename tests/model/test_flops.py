@@ -1,15 +1,22 @@
-"""T16 and T17: the paper's 1.7B constants and parameter counts."""
+"""T16 and T17: the paper's 1.7B constants and parameter counts, and torch's own counter on every method."""
 
 from functools import partial
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
+from fathom.model import attention, levels
 from fathom.model.config import read_config
 from fathom.model.decider import Decider
 from fathom.model.flops import decode_flops, forward_flops, row_flops
-from fathom.model.methods import make_method
+from fathom.model.levels import Trace
+from fathom.model.methods import METHODS, make_method
+from fathom.model.rows import PackedRows
 from fathom.model.updater import Updater
+from fathom.model.visibility import RowMeta, row_meta, visible, visible_count
+from model.test_methods import DIALS
 from support.models import random_rows, tiny_model, tiny_source
 
 QWEN_1_7B = tiny_source(
@@ -78,3 +85,54 @@ def test_forward_counts_every_pass():
         + sum(counts[1:]) * row_flops(model.config, model.method).update
         + sum(counts[:2]) * row_flops(model.config, model.method).decider
     )
+
+
+class VisiblePairs:
+    """Attention that computes what a row sees and nothing else, in products that the counter knows."""
+
+    def __init__(self, rule: str, rows: RowMeta, earlier: list[RowMeta], isolated: bool) -> None:
+        self.seen = torch.cat([visible(rule, rows, meta) for meta in (*earlier, rows)], dim=1)
+
+    def __call__(self, q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
+        groups = q.shape[1] // keys[0].shape[1]
+        key, value = (torch.cat(parts).repeat_interleave(groups, 1).transpose(0, 1) for parts in (keys, values))
+        out = []
+        for query, seen in zip(q, self.seen, strict=True):
+            scores = torch.bmm(query[:, None, :], key[:, seen].transpose(1, 2)) / q.shape[-1] ** 0.5
+            out.append(torch.bmm(scores.softmax(-1), value[:, seen])[:, 0])
+        return torch.stack(out)
+
+
+def counts_of(trace: Trace, rows: PackedRows, rule: str) -> tuple[list[float], list[float]]:
+    """How many rows ran each depth, and the pairs that attention computed there."""
+    metas, pairs = [], []
+    for m, ran in enumerate(trace.depths, start=1):
+        meta = row_meta(rows.sequence[ran.index], rows.positions[ran.index], m)
+        metas.append(meta._replace(last=torch.where(ran.goes_on, meta.last, meta.depth)))
+        pairs.append(float(visible_count(rule, metas[-1], metas)))
+    return [float(len(ran.index)) for ran in trace.depths], pairs
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "decoding"])
+@pytest.mark.parametrize("name", METHODS)
+def test_the_formula_is_torchs_count(name: str, training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exactly, for a forward over mixed depths.
+
+    Two things are kept apart. The one row that runs through the added parts so that each has a gradient is no work of
+    the method. Torch does not count `embedding_bag`, the mean of TaH's 100 likeliest embeddings; the formula does.
+    """
+    monkeypatch.setattr(attention, "TiledKernel", VisiblePairs)
+    monkeypatch.setattr(levels._Levels, "_touch_added", lambda self, first: first.survival.new_zeros(()))
+    dials = {"threshold": None, "num_hidden_layers": 6} | DIALS.get(name, {})
+    model = tiny_model(name, 3, **dials).train(training)
+    rows = random_rows([9, 6])
+    oracle = torch.randint(1, 4, (rows.count,), generator=torch.Generator().manual_seed(1))
+    rows = rows._replace(oracle=oracle)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        trace = model(rows)
+    counts, pairs = counts_of(trace, rows, model.method.visibility)
+    assert name == "standard" or (len(counts) > 1 and sum(counts[1:]) > 0)
+    want = forward_flops(model.config, model.method, counts, pairs)
+    if model.update.top_k:
+        want -= sum(counts[1:]) * model.update.flops
+    assert counter.get_total_flops() == want
