@@ -36,7 +36,9 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("method.preset=tah3", "did you mean 'tah2'?"),
+        ("method.preset=tah22", "did you mean 'tah2'?"),
+        ("method.update=updatr", "did you mean 'updater'?"),
+        ("method.training_routing=expert", "expert_choice"),
         ("data.train=missing.jsonl", "data.train: missing.jsonl: no such file"),
         ("data.heldout=missing.jsonl", "data.heldout: missing.jsonl"),
         ("data.train=rows.csv", "give a .jsonl or .parquet file"),
@@ -116,3 +118,10 @@ def damage(folder: Path) -> None:
 def test_a_model_that_diverged_gets_as_far_as_its_message(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = told(capsys, 1, "train", str(recipe), "--set", "optimizer.learning_rate=1e30", "--set", "train.steps=9")
     assert "the gradient was not finite in 3 steps" in said
+
+
+def test_parts_that_do_not_go_together_are_refused_before_any_work(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = told(capsys, 2, "train", str(recipe), "--set", "method.span=[0, 1, 1]")
+    assert "loop all layers" in said and "conversations" not in said and "held out" not in said

@@ -18,10 +18,10 @@ def show(
     import yaml
 
     from fathom.config.load import config_dict, config_digest, load_recipe
-    from fathom.model.methods import method_of
+    from fathom.model.fit import checked_method
 
     cfg = load_recipe(recipe, override or [])
-    method_of(cfg.method)  # refuses an unknown name
+    checked_method(cfg.method)  # refuses an unknown name
     tree = config_dict(cfg)
     if as_json:
         print(json.dumps({"config": tree, "digest": config_digest(cfg)}, indent=1))

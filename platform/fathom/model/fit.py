@@ -2,12 +2,34 @@
 
 from typing import TYPE_CHECKING
 
+from fathom.config.schema import MethodConfig
 from fathom.errors import ConfigError, nearest
+from fathom.model.deciders import DECIDERS
+from fathom.model.methods import Method, find_part, method_of
+from fathom.model.readout import READOUTS
+from fathom.model.routing import ROUTINGS
+from fathom.model.updates import UPDATES
 from fathom.model.visibility import RULES
 
 if TYPE_CHECKING:
     from fathom.model.looped import LoopedLM
     from fathom.model.routing import Routing
+
+
+def checked_method(config: MethodConfig) -> Method:
+    """What a recipe's ``method`` section asks for, its parts known to exist.
+
+    Raises:
+        ConfigError: no such method or part; names the nearest.
+    """
+    method = method_of(config)
+    find_part(UPDATES, method.update, "update")
+    find_part(READOUTS, method.readout, "readout")
+    for name in (method.routing, method.training_routing or method.routing):
+        find_part(ROUTINGS, name, "routing")
+    if method.decider is not None:
+        find_part(DECIDERS, method.decider, "decider")
+    return method
 
 
 def check_fit(model: "LoopedLM") -> None:

@@ -77,16 +77,25 @@ def load_model(
     return model.eval()
 
 
-def read_shape(folder: str | Path) -> BackboneConfig:
+def read_shape(
+    folder: str | Path, method: MethodConfig | None = None, weights: ModelConfig | None = None
+) -> BackboneConfig:
     """The shape of a folder's model, without its weights: whether it can be used is known before any work starts.
+
+    Args:
+        folder: local.
+        method: as for :func:`load_model`: the shape after conversion.
+        weights: likewise.
 
     Raises:
         ModelError: no readable ``config.json``, no safetensors, or an architecture that is not supported.
+        ConfigError: a size or a layer that the model does not have.
     """
     folder = Path(folder)
     source = _read_json(folder / "config.json")
     source.pop(SECTION, None)
-    shape = read_config(source, str(folder))
+    keep = None if method is None else method.keep_layers
+    shape = read_config(changed_shape(source, {} if weights is None else weights.shape, keep), str(folder))
     _tensor_files(folder)
     return shape
 

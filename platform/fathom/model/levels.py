@@ -169,9 +169,10 @@ class _Levels:
             depth = len(depths) + 1
             with torch.set_grad_enabled(torch.is_grad_enabled() and self._learns(depth)):
                 trace = self._run_depth(depth, level)
-                keep_alive = keep_alive + 0.0 * _touch(trace)
+            # Outside: what came before keeps its graph, e and z too, and the update before the first pass that learns
+            # learns with it.
+            keep_alive = keep_alive + 0.0 * _touch(trace)
             depths.append(_without_rows(trace) if level.ghost and depths else trace)
-            # Outside: the update before the first pass that learns learns too, and e and z keep their graph throughout.
             level = self._next(depth, trace)
         keep_alive = keep_alive + self._touch_added(depths[0])
         executed = torch.zeros_like(rows.ids)

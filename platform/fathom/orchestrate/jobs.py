@@ -22,7 +22,7 @@ import httpx
 from fathom.config.load import config_dict, config_digest, parse_config
 from fathom.config.schema import RunConfig
 from fathom.errors import ConfigError, ServiceError
-from fathom.model.methods import method_of
+from fathom.model.fit import checked_method
 from fathom.orchestrate.run import check_sources
 from fathom.orchestrate.stack import stack_state, use_stack
 from fathom.storage import files
@@ -96,7 +96,7 @@ class Jobs:
             ConfigError: the recipe names local files that the cluster cannot see, or an unknown method.
             DataError, StorageError: the cluster is on this machine, and a data file cannot be opened.
         """
-        method_of(cfg.method)  # refuses an unknown one
+        checked_method(cfg.method)  # refuses an unknown one
         if self.on_this_machine:
             check_sources(cfg)
         cfg = for_cluster(cfg, self.on_this_machine)

@@ -181,7 +181,12 @@ def connect() -> None:
         remedy = "check the address, and RAY_AUTH_TOKEN_PATH for its token; or unset RAY_ADDRESS and `fathom up`"
     else:
         say("no Ray cluster is up: starting one for this run (`fathom up` keeps one)")
-        options = {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, 2)}
+        # On loopback only: without a stack there is no token that would keep others out.
+        options = {
+            "include_dashboard": False,
+            "num_cpus": max(os.cpu_count() or 1, 2),
+            "_node_ip_address": "127.0.0.1",
+        }
         remedy = "is the machine short of memory or processor time? try again, or `fathom up` first"
     try:
         # What our workers print comes through; Ray's own notes about starting them stay in its log files.
