@@ -65,5 +65,5 @@ def test_config_show_prints_every_default(recipe: Path, capsys: pytest.CaptureFi
 def test_config_show_names_the_nearest_key(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, errors = fathom(capsys, "config", "show", recipe, "--set", "train.stps=3")
     assert code == 2 and "unknown key 'train.stps'" in errors and "train.steps" in errors
-    code, _, errors = fathom(capsys, "config", "show", recipe, "--set", "method.preset=tah3")
+    code, _, errors = fathom(capsys, "config", "show", recipe, "--set", "method.preset=tah22")
     assert code == 2 and "tah2" in errors
