@@ -54,7 +54,7 @@ def test_the_table_of_the_page_is_that_of_the_code() -> None:
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The example as a package beside Fathom, as pip would leave it; afterwards the tables are as before."""
-    tables: tuple[dict[str, Any], ...] = (METHODS, updates.UPDATES, routing.ROUTINGS, table.OBJECTIVES)
+    tables: list[Any] = [METHODS, updates.UPDATES, routing.ROUTINGS, table.OBJECTIVES]
     before = [dict(each) for each in tables]
     site = tmp_path / "site"
     info = site / "my_methods-0.1.dist-info"
