@@ -37,7 +37,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("change", "words"),
     [
         ("method.preset=tah22", "did you mean 'tah2'?"),
-        ("method.update=updatr", "did you mean 'updater'?"),
+        ("method.update=updater2", "did you mean 'updater'?"),
         ("method.training_routing=expert", "expert_choice"),
         ("data.train=missing.jsonl", "data.train: missing.jsonl: no such file"),
         ("data.heldout=missing.jsonl", "data.heldout: missing.jsonl"),

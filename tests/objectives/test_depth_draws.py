@@ -105,3 +105,22 @@ def test_supervised_depths_are_drawn_evenly_without_repeats() -> None:
     assert set(counts) == set(range(1, 11)) and max(abs(count - 600) for count in counts.values()) < 100
     all_of_them = supervised_depths(LoopOptions(), model, ObjectiveConfig(supervised_depths=20), Draw())
     assert all_of_them.read_depths == frozenset(range(1, 11))
+
+
+def test_capacities_come_down_along_a_cosine() -> None:
+    """MoR's warm-up: every row runs every recursion at first, the designed shares at the end."""
+    from fathom.objectives.root import TrainingRoot
+    from fathom.objectives.stats import summarise
+    from support.models import random_rows, tiny_model
+
+    model, rows = tiny_model("mor-expert", 4, num_hidden_layers=4), random_rows([40], supervised=1.0)
+    root = TrainingRoot(model, ObjectiveConfig(capacity_warmup_ratio=0.5)).train()
+    ran = {}
+    for progress in (0.0, 0.25, 0.5, 1.0):
+        _, stats = root(*rows, draw=(0, progress))
+        at = dict(zip(root.stat_names, stats.tolist(), strict=True))
+        ran[progress] = [at[f"rows/{m}"] for m in range(1, 5)]
+    assert ran[0.0] == [40, 40, 40, 40]
+    assert ran[0.25] == [40, 35, 30, 25]
+    assert ran[0.5] == ran[1.0] == [40, 30, 20, 10]
+    assert summarise(root.stat_names, stats)["mean_depth"] == pytest.approx(2.5, abs=0.1)

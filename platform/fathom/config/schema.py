@@ -106,6 +106,9 @@ class ObjectiveConfig(Section):
     ponder_rate: float = Field(default=0.2, gt=0.0, lt=1.0, description="PonderNet: lambda_p of the prior")
     act_weight: float = Field(default=0.01, ge=0.0, description="ACT: tau of the ponder cost")
     oracle_positive_weight: float = Field(default=4.8, gt=0.0, description="TaH stage 2: weight of going on")
+    capacity_warmup_ratio: float = Field(
+        default=0.0, ge=0.0, le=1.0, description="MoR: share of steps over which capacities come down, by a cosine"
+    )
     router_weight: float = Field(default=0.001, ge=0.0, description="MoR: of the auxiliary loss")
     balance_weight: float = Field(default=0.01, ge=0.0, description="MoR token choice")
     z_weight: float = Field(default=0.001, ge=0.0, description="MoR token choice")

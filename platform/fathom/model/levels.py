@@ -41,6 +41,7 @@ class LoopOptions(NamedTuple):
             ``read_depths`` have any (methods 9.2).
         threshold: tau of this forward, if not the method's.
         explore: share of the rows that the rule stops which go on nevertheless.
+        narrowed: how far a router's capacities have come down, 0 (every row) to 1 (as designed).
         seed: keys the randomness, with the rows' examples and positions.
     """
 
@@ -53,6 +54,7 @@ class LoopOptions(NamedTuple):
     detach_between: bool = False
     threshold: float | None = None
     explore: float = 0.0
+    narrowed: float = 1.0
     seed: int = 0
 
 
@@ -221,7 +223,7 @@ class _Levels:
             keys = RowKeys(self.options.seed, rows.example[index], meta.position)
             goes_on = model.goes_on(
                 passed, gate, survival.detach(), rows.supervised[index], sequence, rows.oracle[index],
-                self.length[index], keys, self.max_depth, self.threshold,
+                self.length[index], keys, self.max_depth, self.threshold, self.options.narrowed,
             )  # fmt: skip
             if self.options.explore:
                 draw = uniform(*keys[:1], *keys[1:], EXPLORE_SALT, depth, width=1, like=index)[:, 0]

@@ -188,6 +188,7 @@ class LoopedLM(nn.Module):
         keys: RowKeys,
         max_depth: Tensor | int,
         threshold: Tensor | float,
+        narrowed: float = 1.0,
     ) -> Tensor:
         """The exit rule, bool ``[rows]``; arguments as in :class:`fathom.model.routing.Decision`."""
         rule, depth = self.exit_rule, passed.depth
@@ -199,7 +200,7 @@ class LoopedLM(nn.Module):
             change = ((passed.x - passed.state.u).norm(dim=-1) / passed.x.norm(dim=-1)).to(survival.dtype)
         decision = Decision(
             continue_prob, depth, generates, max_depth, threshold, survival, passed.state.planned, oracle, sequence,
-            length, draw, change,
+            length, draw, change, narrowed,
         )  # fmt: skip
         return rule.goes_on(decision) & (depth < max_depth)
 

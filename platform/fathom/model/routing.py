@@ -22,6 +22,7 @@ class Decision(NamedTuple):
         length: int64 ``[rows]``, how many rows that has in all; 0 in decoding, which does not know.
         draw: fp64 ``[rows]``, uniform numbers keyed by (seed, example, position, depth).
         change: ``[rows]``, |x - u| / |x| of the pass.
+        narrowed: how much of what a router's capacities take off is taken off by now, 0 to 1.
     """
 
     continue_prob: Tensor | None
@@ -36,6 +37,7 @@ class Decision(NamedTuple):
     length: Tensor
     draw: Tensor
     change: Tensor
+    narrowed: float = 1.0
 
 
 class Routing:
@@ -153,8 +155,8 @@ class ExpertChoice(Routing):
     """Of each sequence the rows with the largest g, among those that ran this depth (MoR, methods 7.2).
 
     Capacities are N/N, (N-1)/N, ..., 1/N of the sequence for recursions 1..N, rounded down, at least one row (as
-    released). Of equal g the earlier row wins. It looks at the whole sequence: decoding uses the threshold that the
-    auxiliary loss trains.
+    released); while they warm up, less is taken off. Of equal g the earlier row wins. It looks at the whole sequence:
+    decoding uses the threshold that the auxiliary loss trains.
     """
 
     reads_targets = needs_decisions = True
@@ -163,7 +165,8 @@ class ExpertChoice(Routing):
         g = _asked(rows)
         if not isinstance(rows.max_depth, int) or not g.shape[0]:
             return torch.zeros_like(rows.generates)
-        capacity = (rows.length * (rows.max_depth - rows.depth) // rows.max_depth).clamp_min(1)
+        left = rows.max_depth - rows.narrowed * rows.depth
+        capacity = (rows.length * left / rows.max_depth + 1e-6).floor().clamp_min(1)
         _, place, sizes = torch.unique(rows.sequence, return_inverse=True, return_counts=True)
         order = torch.argsort(g, descending=True, stable=True)
         order = order[torch.argsort(place[order], stable=True)]

@@ -51,6 +51,14 @@ def sampled_depth(options: LoopOptions, model: LoopedLM, config: ObjectiveConfig
     return options._replace(max_depth=depth, constant_depths=max(0, depth - config.gradient_depths))
 
 
+def capacity_warmup(options: LoopOptions, model: LoopedLM, config: ObjectiveConfig, draw: Draw) -> LoopOptions:
+    """A router's capacities come down from every row along a cosine (MoR's ``cap_warmup``, methods 7.2)."""
+    if not config.capacity_warmup_ratio:
+        return options
+    done = min(1.0, draw.progress / config.capacity_warmup_ratio)
+    return options._replace(narrowed=(1.0 - math.cos(math.pi * done)) / 2.0)
+
+
 def supervised_depths(options: LoopOptions, model: LoopedLM, config: ObjectiveConfig, draw: Draw) -> LoopOptions:
     """K of the M depths, drawn for the whole forward, each with a gradient through itself alone (LoopUS, 9.2)."""
     chosen = drawn_depths(model.method.max_depth, config, draw)

@@ -6,7 +6,7 @@ from fathom.model.looped import LoopedLM
 from fathom.model.methods import Method, find_part
 from fathom.objectives import methods
 from fathom.objectives.context import Objective
-from fathom.objectives.depth_draws import sampled_depth, supervised_depths
+from fathom.objectives.depth_draws import capacity_warmup, sampled_depth, supervised_depths
 from fathom.objectives.depth_supervised import depth_supervised, exploration
 
 OBJECTIVES: dict[str, Objective] = {
@@ -18,7 +18,7 @@ OBJECTIVES: dict[str, Objective] = {
     "ponder": Objective(methods.ponder, needs=("decider", "each_depth", "every_row")),
     "act": Objective(methods.act, needs=("decider",)),
     "oracle_labels": Objective(methods.oracle_labels, trains="decider", needs=("decider", "labels")),
-    "router_auxiliary": Objective(methods.router_auxiliary, needs=("decider",)),
+    "router_auxiliary": Objective(methods.router_auxiliary, capacity_warmup, needs=("decider",)),
     "router_balance": Objective(methods.router_balance, needs=("plan",)),
     "random_depths": Objective(methods.random_depths, supervised_depths, needs=("every_row",)),
 }
