@@ -60,6 +60,16 @@ def test_eval_takes_a_converted_folder(recipe: Path, capsys: pytest.CaptureFixtu
     assert json.loads(converted)["nll"] == pytest.approx(json.loads(start)["nll"])
 
 
+def test_eval_reads_other_depths_than_the_trained(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, base, _ = fathom(capsys, "eval", recipe, "--json")
+    _, once, _ = fathom(capsys, "eval", recipe, "--json", "--step-zero", "--max-depth", "1")
+    assert json.loads(once)["nll"] == pytest.approx(json.loads(base)["nll"], abs=1e-6)
+    _, deep, _ = fathom(capsys, "eval", recipe, "--json", "--step-zero", "--max-depth", "4")
+    assert max(map(int, json.loads(deep)["depth_counts"])) > 2
+    code, _, errors = fathom(capsys, "eval", recipe, "--max-depth", "2")
+    assert code == 2 and "depths only" in errors
+
+
 def test_eval_without_held_out_data_says_so(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, errors = fathom(capsys, "eval", recipe, "--set", "data.heldout=null")
     assert code == 2 and "data.heldout" in errors and "Traceback" not in errors

@@ -135,16 +135,19 @@ class Bench:
 
 
 @contextlib.contextmanager
-def open_bench(config: "RunConfig", reference: str, step_zero: bool, asked: Asked) -> Iterator[Bench]:
+def open_bench(
+    config: "RunConfig", reference: str, step_zero: bool, asked: Asked, max_depth: int | None = None
+) -> Iterator[Bench]:
     """Load a model and prepare a recipe's held-out data.
 
     Args:
         config: its ``data`` says what is scored; with ``step_zero``, its ``method`` and ``seed`` convert the model.
         reference: what ``fathom deploy`` takes, or a recipe's ``model.base``.
         asked: the measures.
+        max_depth: M, if not the model's own.
 
     Raises:
-        ConfigError: the recipe has no held-out data.
+        ConfigError: the recipe has no held-out data, or the model cannot run so deep.
     """
     from fathom.data.prepared import prepare
     from fathom.data.records import require_source
@@ -160,7 +163,10 @@ def open_bench(config: "RunConfig", reference: str, step_zero: bool, asked: Aske
     if asked.task is not None:
         require_source("--task", asked.task)
     folder = local_folder(resolve(reference, config.tracking.uri))
-    model = load_model(folder, config.method if step_zero else None, seed=config.seed)
+    start = (config.method, config.model) if step_zero else (None, None)
+    model = load_model(folder, start[0], seed=config.seed, weights=start[1])
+    if max_depth is not None:
+        model.set_max_depth(max_depth)
     with tempfile.TemporaryDirectory() as work:
         prepared = prepare(
             config.data,

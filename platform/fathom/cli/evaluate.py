@@ -41,6 +41,10 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    max_depth: Annotated[
+        int | None,
+        typer.Option(min=1, help="Passes at most, also above the trained M; 1 reads depth 1.", show_default=False),
+    ] = None,
     measures: Annotated[str | None, typer.Option(help=MEASURE_HELP, show_default=False)] = None,
     out: Annotated[
         Path | None,
@@ -86,7 +90,7 @@ def evaluate(
     reference = model or config.model.base
     more = measures is not None or accuracy
     with (
-        open_bench(config, reference, step_zero, asked) as loaded,
+        open_bench(config, reference, step_zero, asked, max_depth) as loaded,
         tracked(config, reference, out, more) as (folder, log),
     ):
         results, files = run_measures(loaded, folder)
