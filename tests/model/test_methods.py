@@ -213,3 +213,30 @@ def test_exploration_sends_a_share_of_the_stopped_on() -> None:
         assert int(model(rows).executed.max()) == 1
         explored = model(rows, options=LoopOptions(explore=0.1)).executed
     assert float((explored > 1).double().mean()) == pytest.approx(0.1, abs=0.02)
+
+
+@pytest.mark.parametrize("name", ["act", "mor-expert"])
+def test_probed_depths_of_rows_that_stop_apart(name: str) -> None:
+    """What stopping there would give also where states are weighted, and where others stopped before."""
+    model, rows = model_of(name), rows_of(9, 6)
+    routes = torch.arange(rows.count) % 3 + 1
+    with torch.no_grad():
+        probed = model(rows, options=LoopOptions(read_depths=ALL_DEPTHS, routes=routes))
+        for depth in (1, 2, 3):
+            ran = probed.depths[depth - 1]
+            stopped = model(rows, options=LoopOptions(routes=routes.clamp_max(depth)))
+            close(ran.log_prob, stopped.log_prob[ran.index])
+
+
+def test_a_plan_ends_where_the_forward_does() -> None:
+    """MoR with token choice: the last pass of a row, planned or cut, brings the first input back."""
+    model, rows = model_of("mor-token"), rows_of(16)
+    with torch.no_grad():
+        cut = model(rows, options=LoopOptions(max_depth=2))
+        assert cut.plan is not None and int(cut.plan.depth.max()) == 3
+        last = cut.depths[1]
+        y, state = last.passed.y, last.passed.state
+        close(last.passed.x, state.gate[:, None] * y + state.z)
+        forced = model(rows, options=LoopOptions(routes=torch.full_like(rows.ids, 3)))
+        for ran, back in zip(forced.depths, (0.0, 0.0, 1.0), strict=True):
+            close(ran.passed.x, ran.passed.state.gate[:, None] * ran.passed.y + back * ran.passed.state.z)

@@ -71,6 +71,8 @@ def decode(model: LoopedLM, rows: PackedRows, routes: Tensor | None = None, seed
         meta = row_meta(row.sequence, row.positions, 1)
         keys = RowKeys(seed, row.example, row.positions)
         state, _ = model.start(row.ids, row.positions, before.view(meta), keys)
+        if routes is not None and int(state.planned):
+            state = state._replace(planned=routes[t : t + 1])
         log_probs, taken, depth, mass, kept = [], [], 0, torch.ones(1, dtype=torch.float64), torch.zeros_like(state.u)
         while True:
             depth += 1
@@ -95,8 +97,8 @@ def decode(model: LoopedLM, rows: PackedRows, routes: Tensor | None = None, seed
             else:
                 on = depth < depths and bool(
                     model.goes_on(
-                        passed, gate, survival, row.supervised, row.sequence, row.oracle, keys, depths,
-                        model.method.threshold,
+                        passed, gate, survival, row.supervised, row.sequence, row.oracle,
+                        torch.tensor([rows.count]), keys, depths, model.method.threshold,
                     )
                 )  # fmt: skip
             share = mass - survival if on else mass
