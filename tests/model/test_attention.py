@@ -6,7 +6,7 @@ import torch
 from fathom.model import tiled
 from fathom.model.attention import TrainingStreams
 from fathom.model.flex import FlexKernel
-from fathom.model.visibility import row_meta, visible, visible_count
+from fathom.model.visibility import GOES_ON, RULES, row_meta, visible, visible_count
 from support.reference import DenseStreams
 
 
@@ -20,6 +20,7 @@ def ragged(lengths, share, seed):
         metas.append(row_meta(sequence, position, depth))
         keep = torch.rand(sequence.shape, generator=generator) < share
         keep[0] = True
+        metas[-1] = metas[-1]._replace(last=torch.where(keep, GOES_ON, depth))
         sequence, position = sequence[keep], position[keep]
     return metas
 
@@ -29,7 +30,7 @@ def qkv(count, seed):
     return [torch.randn(count, heads, 8, generator=generator, dtype=torch.float64) for heads in (4, 2, 2)]
 
 
-@pytest.mark.parametrize("rule", ["duo_causal", "root_and_own"])
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("tile", [3, 256])
 def test_tiles_equal_the_dense_mask(rule, tile, monkeypatch):
     monkeypatch.setattr(tiled, "QUERY_TILE", tile)
@@ -71,7 +72,7 @@ def test_lookahead_rows_see_the_main_pass_and_themselves():
     assert len(streams.streams) == 2
 
 
-@pytest.mark.parametrize("rule", ["duo_causal", "root_and_own"])
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("lengths", [[9, 1, 14], [140, 60, 90]])
 def test_the_gpu_kernels_mask_equals_the_tiles(rule, lengths):
     """Flex attention uncompiled, on CPU: same masks, padding and look-ahead isolation as on a GPU."""
@@ -85,7 +86,7 @@ def test_the_gpu_kernels_mask_equals_the_tiles(rule, lengths):
             torch.testing.assert_close(flex, tiled.TiledKernel(*arguments)(q, keys, values), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("rule", ["duo_causal", "root_and_own"])
+@pytest.mark.parametrize("rule", RULES)
 def test_visible_count_is_the_masks_sum(rule):
     metas = ragged([9, 1, 14], 0.6, seed=7)
     for number, query in enumerate(metas):
