@@ -128,9 +128,7 @@ def one_step(
     return metrics
 
 
-def accumulate(
-    cfg: RunConfig, strategy: Strategy, prepared: Prepared, plan: StepPlan, step: int, width: int
-) -> Tensor:
+def accumulate(cfg: RunConfig, strategy: Strategy, prepared: Prepared, plan: StepPlan, step: int, width: int) -> Tensor:
     """Forward and backward of all micro-batches; this rank's summed statistics."""
     stats = torch.zeros(width, dtype=torch.float64, device=strategy.device)
     for number, examples in enumerate(plan.micro_batches):
