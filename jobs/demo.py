@@ -88,7 +88,7 @@ def main() -> None:
         endpoint = deploy(result.registered_as, state)
         step(5, f"ask {QUESTIONS} held-out questions through the OpenAI client")
         asked = time.monotonic()
-        answers = asyncio.run(ask(endpoint, config.method.threshold))
+        answers = asyncio.run(ask(endpoint, method_of(config.method).threshold))
         show_speed(answers, time.monotonic() - asked)
         show_answers(answers, config, console)
         if PICTURE:
