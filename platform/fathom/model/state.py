@@ -79,6 +79,21 @@ class Passed(NamedTuple):
         )
 
 
-def ghost_state(like: RowState) -> RowState:
-    """One row of zeros with the fields' widths and dtypes of ``like``, which may be empty."""
-    return RowState(*(field.new_zeros(1, *field.shape[1:]) for field in like))
+def zero_row(like: Tensor) -> Tensor:
+    """One row of zeros with the width and dtype of ``like``, which may be empty."""
+    return like.new_zeros(1, *like.shape[1:])
+
+
+def ghost_pass(like: Passed) -> Passed:
+    """What a row of zeros might have left, with the fields' widths and dtypes of ``like``, which may be empty."""
+    return Passed(
+        zero_row(like.depth) + 1,
+        RowState(*(zero_row(field) for field in like.state)),
+        zero_row(like.y),
+        zero_row(like.x),
+        zero_row(like.h),
+        [zero_row(tap) for tap in like.taps],
+        zero_row(like.top),
+        zero_row(like.top_logits),
+        None if like.top_embedding is None else zero_row(like.top_embedding),
+    )

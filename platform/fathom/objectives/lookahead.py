@@ -7,7 +7,7 @@ from fathom.model.collectives import Collectives
 from fathom.model.levels import GHOST, Trace
 from fathom.model.looped import LoopedLM
 from fathom.model.rows import PackedRows
-from fathom.model.state import ghost_state
+from fathom.model.state import ghost_pass, zero_row
 from fathom.model.visibility import row_meta
 
 
@@ -37,15 +37,18 @@ def lookahead_log_prob(
         return ran.log_prob.new_empty(0)
     index = ran.index[chosen]
     count = index.shape[0]
+    logit = ran.continue_logit
     if count:
-        logit = None if ran.continue_logit is None else ran.continue_logit[chosen]
-        state = model.enter(ran.passed.at(chosen), ran.kept[chosen], logit, ran.survival[chosen])
+        left, kept, survival = ran.passed.at(chosen), ran.kept[chosen], ran.survival[chosen]
+        logit = None if logit is None else logit[chosen]
         sequence, position, targets = rows.sequence[index], rows.positions[index], rows.targets[index]
     else:
-        # A state of zeros: sharded modules must be called equally often on every rank.
+        # A row of zeros takes every step: sharded modules, the update's too, are called equally often on every rank.
+        left, kept, survival = ghost_pass(ran.passed), zero_row(ran.kept), zero_row(ran.survival)
+        logit = None if logit is None else zero_row(logit)
         targets = rows.ids.new_zeros(1)
         sequence, position = targets + GHOST, targets
-        state = ghost_state(ran.passed.state)
+    state = model.enter(left, kept, logit, survival)
     meta = row_meta(sequence, position, depth + 1)
     view = trace.streams.lookahead_view(meta, depth + 1)
     _, x, h, _ = model.run(state, meta.depth, position, view)
