@@ -66,6 +66,10 @@ class Documents:
     def document(self, number: int) -> tuple[list[int], list[bool]]:
         return self.documents[number]
 
+    def oracle(self, number: int) -> list[int]:
+        """Depths asked of each row."""
+        return [number + 1] * len(self.document(number)[0])
+
 
 def test_rows_of_a_forward_keep_the_mask() -> None:
     """D.2 #4, #12: each document's own positions, and only its supervised tokens as targets."""
@@ -74,4 +78,5 @@ def test_rows_of_a_forward_keep_the_mask() -> None:
     assert rows.positions.tolist() == [0, 1, 2, 0, 1]
     assert rows.sequence.tolist() == [0, 0, 0, 1, 1]
     assert rows.targets[rows.supervised].tolist() == [3, 5]
+    assert rows.example.tolist() == [0, 0, 0, 1, 1] and rows.oracle.tolist() == [1, 1, 1, 2, 2]
     assert micro_batch_rows(Documents(), []).count == 0  # pyright: ignore[reportArgumentType]
