@@ -125,3 +125,13 @@ def test_parts_that_do_not_go_together_are_refused_before_any_work(
 ) -> None:
     said = told(capsys, 2, "train", str(recipe), "--set", "method.span=[0, 1, 1]")
     assert "loop all layers" in said and "conversations" not in said and "held out" not in said
+
+
+def test_an_objective_that_a_strategy_cannot_run_is_refused(recipe: Path, tmp_path: Path) -> None:
+    """Not left to hang: LoopUS's passes without gradient bring ZeRO-3's gathers out of step."""
+    from fathom.errors import ConfigError
+    from fathom.train.inputs import refuse_unfit
+
+    cfg = tiny_recipe(tmp_path, method__preset="loopus", method__max_depth=3, parallel__strategy="zero")
+    with pytest.raises(ConfigError, match="ZeRO-3"):
+        refuse_unfit(cfg, tmp_path / "base")

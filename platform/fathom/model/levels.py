@@ -236,7 +236,10 @@ class _Levels:
             kept = state.kept + share[:, None].to(x.dtype) * x
             stopping = state.kept + state.mass[:, None].to(x.dtype) * x
         head = self._probe(depth, level, stopping) if head is None else head
-        if not level.ghost or depth == 1:
+        if not self.count:
+            # The one row of a rank without rows takes every pass that others take, and stops with them.
+            self.stopped = [(index, kept)]
+        elif not level.ghost:
             self.stopped.append((index[~goes_on], kept[~goes_on]))
         return DepthTrace(index, passed, kept, head, logit, survival, goes_on)
 
@@ -244,8 +247,11 @@ class _Levels:
         """The distribution, its likeliest token too, if every row of this depth stopped here."""
         if not self.options.read_depths & {depth, -1}:
             return None
-        here = [] if level.ghost and depth > 1 else [(level.index, kept)]
-        hidden = self._finish([*self.stopped, *here])[level.index]
+        if not self.count:
+            everyone = [(level.index, kept)]
+        else:
+            everyone = self.stopped if level.ghost else [*self.stopped, (level.index, kept)]
+        hidden = self._finish(everyone)[level.index]
         return self.model.read_out(hidden, self.rows.targets[level.index], 1, self.options.head_chunk_rows)
 
     def _finish(self, stopped: list[tuple[Tensor, Tensor]]) -> Tensor:

@@ -67,9 +67,11 @@ class Objective:
         trains: ``all`` parameters, or the ``decider``'s alone.
         needs: what it looks at: a ``decider`` asked at every depth; a router's ``plan``; a distribution at
             ``each_depth``; ``every_row`` at all depths; depth ``labels`` of the data (``data.label_model``).
+        alternates_gradient: whether passes without a gradient lie between passes that have one.
     """
 
     loss: Callable[[Context], Loss]
     options: Callable[[LoopOptions, LoopedLM, ObjectiveConfig, Draw], LoopOptions] | None = None
     trains: str = "all"
     needs: tuple[Need, ...] = ()
+    alternates_gradient: bool = False

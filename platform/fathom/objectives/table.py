@@ -20,7 +20,9 @@ OBJECTIVES: dict[str, Objective] = {
     "oracle_labels": Objective(methods.oracle_labels, trains="decider", needs=("decider", "labels")),
     "router_auxiliary": Objective(methods.router_auxiliary, capacity_warmup, needs=("decider",)),
     "router_balance": Objective(methods.router_balance, needs=("plan",)),
-    "random_depths": Objective(methods.random_depths, supervised_depths, needs=("every_row",)),
+    "random_depths": Objective(
+        methods.random_depths, supervised_depths, needs=("every_row",), alternates_gradient=True
+    ),
 }
 """A package may add its own (docs/methods.md)."""
 

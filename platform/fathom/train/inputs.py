@@ -76,6 +76,12 @@ def refuse_unfit(cfg: RunConfig, base: Path) -> None:
 
     The model is made without memory for its weights.
     """
+    if cfg.parallel.strategy == "zero" and objective_of(method_of(cfg.method), cfg.objective).alternates_gradient:
+        raise ConfigError(
+            "parallel.strategy zero: this objective has passes without a gradient between passes that have one, and "
+            "ZeRO-3's gathers get out of step over them",
+            "set parallel.strategy to fsdp or single",
+        )
     with torch.device("meta"):
         check_objective(LoopedLM(read_shape(base, cfg.method, cfg.model), method_of(cfg.method)), cfg.objective)
 
