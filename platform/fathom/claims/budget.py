@@ -81,9 +81,9 @@ class Budget:
     layers: int = 2
     text_layers: int = 3
     base_steps: int = 800
-    steps: int = 400
-    text_base_steps: int = 150
-    text_steps: int = 100
+    steps: int = 300
+    text_base_steps: int = 180
+    text_steps: int = 60
     documents: int = 8
     text_documents: int = 8
     base_rate: float = 3e-3
