@@ -80,10 +80,10 @@ class Budget:
     width: int = 64
     layers: int = 2
     text_layers: int = 3
-    base_steps: int = 800
+    base_steps: int = 700
     steps: int = 300
-    text_base_steps: int = 180
-    text_steps: int = 60
+    text_base_steps: int = 150
+    text_steps: int = 50
     documents: int = 8
     text_documents: int = 8
     base_rate: float = 3e-3
@@ -171,14 +171,12 @@ QUICK = Budget("quick", seeds=3)
 FULL = Budget(
     "full",
     seeds=5,
-    width=96,
+    longest=6,
     layers=4,
-    base_steps=900,
-    steps=400,
-    text_base_steps=400,
-    text_steps=300,
-    base_rate=3e-3,
-    heldout=192,
+    base_steps=1000,
+    steps=270,
+    text_base_steps=200,
+    text_steps=100,
     depths=(2, 4, 8),
     thorough=True,
 )
