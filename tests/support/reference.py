@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fathom.model.looped import LoopedLM
+from fathom.model.routing import Asked
 from fathom.model.rows import PackedRows
 from fathom.model.state import RowKeys
 from fathom.model.visibility import SAME_DEPTH, RowMeta, row_meta, visible
@@ -95,12 +96,10 @@ def decode(model: LoopedLM, rows: PackedRows, routes: Tensor | None = None, seed
             if routes is not None:
                 on = depth < min(int(routes[t]), depths)
             else:
-                on = depth < depths and bool(
-                    model.goes_on(
-                        passed, gate, survival, row.supervised, row.sequence, row.oracle,
-                        torch.tensor([rows.count]), keys, depths, model.method.threshold,
-                    )
-                )  # fmt: skip
+                asked = Asked(
+                    row.supervised, depths, model.method.threshold, row.oracle, row.sequence, torch.tensor([rows.count])
+                )
+                on = depth < depths and bool(model.goes_on(passed, gate, survival, keys, asked))
             share = mass - survival if on else mass
             kept = kept + share * x if model.readout.mixes_states else summed
             if not on:

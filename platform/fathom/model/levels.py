@@ -14,6 +14,7 @@ from fathom.model.collectives import Collectives
 from fathom.model.deciding import Plan
 from fathom.model.noise import uniform
 from fathom.model.readout import log_weight
+from fathom.model.routing import Asked
 from fathom.model.rows import PackedRows
 from fathom.model.state import Passed, RowKeys, RowState
 from fathom.model.visibility import SAME_DEPTH, row_meta
@@ -215,20 +216,7 @@ class _Levels:
         gate = None if logit is None else logit.detach().sigmoid()
         weight = None if logit is None else logit.to(state.mass.dtype).sigmoid()
         survival = model.survival(state.mass, weight)
-        if self.routes is not None:
-            goes_on = (depth < self.routes[index]) & deeper
-        elif not deeper:
-            goes_on = torch.zeros_like(index, dtype=torch.bool)
-        else:
-            keys = RowKeys(self.options.seed, rows.example[index], meta.position)
-            goes_on = model.goes_on(
-                passed, gate, survival.detach(), rows.supervised[index], sequence, rows.oracle[index],
-                self.length[index], keys, self.max_depth, self.threshold, self.options.narrowed,
-            )  # fmt: skip
-            if self.options.explore:
-                draw = uniform(*keys[:1], *keys[1:], EXPLORE_SALT, depth, width=1, like=index)[:, 0]
-                goes_on = goes_on | (draw < self.options.explore)
-        goes_on = goes_on & (sequence != GHOST)
+        goes_on = self._goes_on(depth, index, passed, gate, survival.detach()) & (sequence != GHOST)
         self.streams.settle(goes_on)
         stopping = kept
         if model.readout.mixes_states:
@@ -242,6 +230,29 @@ class _Levels:
         elif not level.ghost:
             self.stopped.append((index[~goes_on], kept[~goes_on]))
         return DepthTrace(index, passed, kept, head, logit, survival, goes_on)
+
+    def _goes_on(self, depth: int, index: Tensor, passed: Passed, gate: Tensor | None, survival: Tensor) -> Tensor:
+        """Scripted routes or the exit rule, and explored rows besides; bool ``[n]``."""
+        if depth == self.max_depth:
+            return torch.zeros_like(index, dtype=torch.bool)
+        if self.routes is not None:
+            return depth < self.routes[index]
+        rows, options = self.rows, self.options
+        keys = RowKeys(options.seed, rows.example[index], rows.positions[index])
+        asked = Asked(
+            rows.supervised[index],
+            self.max_depth,
+            self.threshold,
+            rows.oracle[index],
+            rows.sequence[index],
+            self.length[index],
+            options.narrowed,
+        )
+        goes_on = self.model.goes_on(passed, gate, survival, keys, asked)
+        if not options.explore:
+            return goes_on
+        draw = uniform(keys.seed, keys.example, keys.position, EXPLORE_SALT, depth, width=1, like=index)[:, 0]
+        return goes_on | (draw < options.explore)
 
     def _probe(self, depth: int, level: _Level, kept: Tensor) -> HeadOutput | None:
         """The distribution, its likeliest token too, if every row of this depth stopped here."""

@@ -28,7 +28,7 @@ from fathom.model.levels import LoopOptions, Trace, run_levels
 from fathom.model.methods import Method, find_part
 from fathom.model.noise import truncated_normal, uniform
 from fathom.model.readout import READOUTS, mix
-from fathom.model.routing import ROUTINGS, Decision, Routing
+from fathom.model.routing import ROUTINGS, Asked, Decision, Routing
 from fathom.model.rows import PackedRows
 from fathom.model.span import resolve_span
 from fathom.model.state import Passed, RowKeys, RowState
@@ -181,16 +181,18 @@ class LoopedLM(nn.Module):
         passed: Passed,
         continue_prob: Tensor | None,
         survival: Tensor,
-        generates: Tensor,
-        sequence: Tensor,
-        oracle: Tensor,
-        length: Tensor,
         keys: RowKeys,
-        max_depth: Tensor | int,
-        threshold: Tensor | float,
-        narrowed: float = 1.0,
+        asked: Asked,
     ) -> Tensor:
-        """The exit rule, bool ``[rows]``; arguments as in :class:`fathom.model.routing.Decision`."""
+        """The exit rule, bool ``[rows]``.
+
+        Args:
+            passed: rows that have just run a depth.
+            continue_prob: g ``[rows]``, None for methods that decide without one.
+            survival: ``[rows]``, from :meth:`survival`.
+            keys: of random decisions.
+            asked: what the caller knows of them.
+        """
         rule, depth = self.exit_rule, passed.depth
         draw = torch.zeros(depth.shape, dtype=torch.float64, device=depth.device)
         if rule.draws:
@@ -199,10 +201,15 @@ class LoopedLM(nn.Module):
         if rule.reads_change:
             change = ((passed.x - passed.state.u).norm(dim=-1) / passed.x.norm(dim=-1)).to(survival.dtype)
         decision = Decision(
-            continue_prob, depth, generates, max_depth, threshold, survival, passed.state.planned, oracle, sequence,
-            length, draw, change, narrowed,
-        )  # fmt: skip
-        return rule.goes_on(decision) & (depth < max_depth)
+            continue_prob=continue_prob,
+            depth=depth,
+            survival=survival,
+            planned=passed.state.planned,
+            draw=draw,
+            change=change,
+            **asked._asdict(),
+        )
+        return rule.goes_on(decision) & (depth < asked.max_depth)
 
     def kept(self, state: RowState, x: Tensor, h: Tensor) -> Tensor:
         """What the readout holds after a pass, ``[rows, d]``, before any weight is known."""

@@ -6,6 +6,19 @@ import torch
 from torch import Tensor
 
 
+class Asked(NamedTuple):
+    """What training or serving says about rows that an exit rule decides on; the fields of :class:`Decision` that do
+    not follow from the model."""
+
+    generates: Tensor
+    max_depth: Tensor | int
+    threshold: Tensor | float
+    oracle: Tensor
+    sequence: Tensor
+    length: Tensor
+    narrowed: float = 1.0
+
+
 class Decision(NamedTuple):
     """What an exit rule may look at, about rows that have just run a depth.
 

@@ -1,5 +1,6 @@
 """The loop over optimizer steps. Everything a step does follows from its number, so a resumed run repeats nothing."""
 
+import hashlib
 import math
 import time
 from collections.abc import Callable
@@ -128,13 +129,18 @@ def one_step(
     return metrics
 
 
+def draw_key(seed: int, step: int, micro_batch: int) -> int:
+    """What keys a micro-batch's drawn depths: alike on all ranks and after a resume; 56 bits."""
+    digest = hashlib.sha256(f"{seed} {step} {micro_batch}".encode()).digest()
+    return int.from_bytes(digest[:7], "big")
+
+
 def accumulate(cfg: RunConfig, strategy: Strategy, prepared: Prepared, plan: StepPlan, step: int, width: int) -> Tensor:
     """Forward and backward of all micro-batches; this rank's summed statistics."""
     stats = torch.zeros(width, dtype=torch.float64, device=strategy.device)
     for number, examples in enumerate(plan.micro_batches):
         rows = micro_batch_rows(prepared, examples).to(strategy.device)
-        # Alike on all ranks, so that they draw the same depths.
-        draw = (hash((cfg.seed, step, number)), step / cfg.train.steps)
+        draw = (draw_key(cfg.seed, step, number), step / cfg.train.steps)
         loss, seen = strategy.root(*rows, draw=draw)
         strategy.backward(loss / plan.supervised, last=number == len(plan.micro_batches) - 1)
         stats += seen

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fathom.model.looped import LoopedLM
+from fathom.model.routing import Asked
 from fathom.model.state import RowKeys, RowState
 from fathom.model.visibility import SAME_DEPTH
 from fathom.model.vocabulary import read_logits
@@ -179,11 +180,8 @@ class Runner:
         logit = model.continue_logit(passed)
         gate = None if logit is None else logit.to(state.mass.dtype).sigmoid()
         survival = model.survival(state.mass[may], gate)
-        zeros, keys = torch.zeros_like(asked), RowKeys(0, rows.seeds[asked], rows.positions[asked])
-        threshold = rows.threshold[asked].to(state.mass.dtype)
-        goes_on = model.goes_on(
-            passed, gate, survival, rows.generates[asked], zeros, zeros, zeros, keys, rows.max_depth[asked], threshold
-        )
+        keys = RowKeys(0, rows.seeds[asked], rows.positions[asked])
+        goes_on = model.goes_on(passed, gate, survival, keys, _asked(rows, asked, state.mass.dtype))
         made.goes_on[asked] = goes_on
         if gate is not None:
             made.gates[asked] = gate
@@ -193,6 +191,13 @@ class Runner:
             made.kept[tile] = state.kept + share[:, None].to(x.dtype) * x
         on = goes_on.nonzero()[:, 0]
         return model.enter(passed.at(on), made.kept[asked[on]], None if logit is None else logit[on], survival[on])
+
+
+def _asked(rows: _Rows, which: Tensor, wide: torch.dtype) -> Asked:
+    """What each request asked for. Of its sequence as a whole, and of what data might want, serving knows nothing."""
+    unknown = torch.zeros_like(which)
+    threshold = rows.threshold[which].to(wide)
+    return Asked(rows.generates[which], rows.max_depth[which], threshold, unknown, unknown, unknown)
 
 
 def _split(pieces: list[Piece], made: _Made, reads_each_depth: bool) -> list[PieceOutcome]:
