@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fathom.errors import ConfigError, DataError
+from fathom.evals.batches import Sizes
 from fathom.evals.calibration import BINS, calibration, crossings, fill_bins
 from fathom.evals.changes import compare, depth_changes
 from fathom.evals.convergence import convergence
@@ -45,7 +46,7 @@ def decoded(model: LoopedLM, depth: int | None = None) -> list[dict[str, torch.T
 @pytest.mark.parametrize("method", ["tah2", "tah2-fixed", "ouro"])
 def test_changes_are_counted_over_tokens_one_by_one(method: str):
     model = tiny_model(method, 3).eval()
-    found = depth_changes(model, DOCUMENTS, tokens_per_forward=16)
+    found = depth_changes(model, DOCUMENTS, Sizes(16))
     pairs = [(step.from_depth, step.to_depth) for step in found.steps]
     assert pairs == [(1, 2), (2, 3)] and (found.whole.from_depth, found.whole.to_depth) == (1, 3)
     tokens = decoded(model, 3)
@@ -78,7 +79,7 @@ def test_the_tolerance_is_inclusive_and_rows_not_read_twice_do_not_count():
 
 def test_calibration_measures_each_stopped_token_as_if_it_alone_had_gone_on():
     model = tiny_model("tah2", 3, threshold=0.4).eval()
-    found = calibration(model, DOCUMENTS, lookahead, tokens_per_forward=16)
+    found = calibration(model, DOCUMENTS, lookahead, Sizes(16))
     pairs: dict[int, list[tuple[float, float]]] = {1: [], 2: []}
     stopped = 0
     for number, free in enumerate(decoded(model)):
@@ -142,7 +143,7 @@ def test_the_crossing_lies_between_the_bins_whose_gains_change_sign():
 
 def test_convergence_is_measured_on_each_tokens_states():
     model = tiny_model("tah2-fixed", 4).eval()
-    found = convergence(model, DOCUMENTS, tokens_per_forward=16)
+    found = convergence(model, DOCUMENTS, Sizes(16))
     norms, moved, turned, losses = ({depth: [] for depth in range(1, 5)} for _ in range(4))
     with torch.no_grad():
         for number in range(len(DOCUMENTS)):
@@ -203,7 +204,7 @@ def test_an_answers_flops_are_those_of_generating_it_after_all_before():
 def test_each_threshold_is_a_decoding_of_its_own():
     model = tiny_model("tah2", 3).eval()
     thresholds = [0.2, 0.5, 0.8]
-    settings = nll_settings(model, DOCUMENTS, thresholds, tokens_per_forward=16)
+    settings = nll_settings(model, DOCUMENTS, thresholds, Sizes(16))
     for threshold, setting in zip(thresholds, settings, strict=True):
         fresh = tiny_model("tah2", 3, threshold=threshold).eval()
         for number, document in enumerate(decoded(fresh)):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fathom.errors import DataError
+from fathom.evals.batches import Sizes
 from fathom.evals.depth_by_kind import depth_by_kind, group_by_kind
 from fathom.evals.kinds import (
     CONTINUATION,
@@ -77,7 +78,7 @@ def test_a_real_byte_tokenizer(tmp_path: Path):
 
 def test_depths_are_grouped_by_the_predicted_token_one_by_one():
     model, documents = tiny_model("tah2", 3, threshold=0.4).eval(), random_documents([9, 13, 6])
-    found = depth_by_kind(model, documents, lambda _, ids: [["even", "odd"][token % 2] for token in ids], 16)
+    found = depth_by_kind(model, documents, lambda _, ids: [["even", "odd"][token % 2] for token in ids], Sizes(16))
     wanted: dict[str, list[tuple[int, float]]] = {"even": [], "odd": []}
     with torch.no_grad():
         for number in range(3):

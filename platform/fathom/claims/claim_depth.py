@@ -7,6 +7,7 @@ from fathom.claims.claim_compute import tah2
 from fathom.claims.plots import INK, colour, draw
 from fathom.claims.results import Claim, Findings, Models, Results
 from fathom.claims.verdict import Claimed, compare
+from fathom.evals.batches import SIZES
 from fathom.evals.calibration import Calibration, calibration
 from fathom.model.collectives import LOCAL
 from fathom.objectives.lookahead import lookahead_log_prob
@@ -14,7 +15,6 @@ from fathom.objectives.lookahead import lookahead_log_prob
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-HEAD_CHUNK_ROWS = 1024
 RUN = tah2(2)
 ELSEWHERE = {
     Run("TaH2 M=2, sums", "tah2", 2, task="sums"): ("digit with carry", "digit"),
@@ -35,7 +35,7 @@ def measure(models: Models) -> dict[str, Any]:
     """Gain of another depth against continue probability, stopped tokens measured by look-ahead."""
 
     def lookahead(model: Any, trace: Any, rows: Any, depth: int, chosen: Any) -> Any:
-        return lookahead_log_prob(model, trace, rows, depth, chosen, LOCAL, HEAD_CHUNK_ROWS)
+        return lookahead_log_prob(model, trace, rows, depth, chosen, LOCAL, SIZES.head_chunk_rows)
 
     found: Calibration = calibration(models.load(RUN), models.documents("chains"), lookahead)
     return {"bins": [one._asdict() for one in found.bins], "crossings": found.crossings}

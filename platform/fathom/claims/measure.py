@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fathom.claims.tasks import HELDOUT, Document, Task
-from fathom.evals.batches import TOKENS_PER_FORWARD, batches, evaluating
+from fathom.evals.batches import SIZES, batches, evaluating
 from fathom.evals.depth_by_kind import group_by_kind
 from fathom.model.flops import decode_flops
 from fathom.model.levels import LoopOptions
@@ -88,7 +88,7 @@ def score(model: LoopedLM, task: Task, documents: HeldoutDocuments, routes: Sequ
     right = asked = generated = 0
     flops = 0.0
     with evaluating(model) as device:
-        for number, batch in enumerate(batches(documents, TOKENS_PER_FORWARD)):
+        for number, batch in enumerate(batches(documents, SIZES.tokens_per_forward)):
             rows = batch.rows.to(device)
             scripted = None if routes is None else routes[number].to(device)
             trace = model(rows, options=LoopOptions(routes=scripted))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fathom.data.prepared import Prepared
     from fathom.data.template import Renderer
     from fathom.evals.accuracy import Flops, Responses
+    from fathom.evals.batches import Sizes
     from fathom.evals.generation import Generate, Sampling
     from fathom.evals.items import Item
     from fathom.model.looped import LoopedLM
@@ -54,9 +55,11 @@ class Bench:
     asked: Asked
 
     @property
-    def sizes(self) -> tuple[int, int]:
-        """Tokens of one forward, and rows whose logits exist at once."""
-        return self.config.train.micro_batch_tokens, self.config.train.head_chunk_rows
+    def sizes(self) -> "Sizes":
+        """Of a forward: as in training."""
+        from fathom.evals.batches import Sizes
+
+        return Sizes(self.config.train.micro_batch_tokens, self.config.train.head_chunk_rows)
 
     @property
     def name(self) -> str:

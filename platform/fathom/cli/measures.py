@@ -106,13 +106,15 @@ def note(line: str) -> None:
 def _heldout(bench: Bench) -> Any:
     from fathom.evals.heldout import heldout_nll
 
-    return heldout_nll(bench.model, bench.prepared, bench.sizes[0], head_chunk_rows=bench.sizes[1])
+    return heldout_nll(
+        bench.model, bench.prepared, bench.sizes.tokens_per_forward, head_chunk_rows=bench.sizes.head_chunk_rows
+    )
 
 
 def _changes(bench: Bench) -> Any:
     from fathom.evals.changes import depth_changes
 
-    return depth_changes(bench.model, bench.prepared, *bench.sizes)
+    return depth_changes(bench.model, bench.prepared, bench.sizes)
 
 
 def _calibration(bench: Bench) -> Any:
@@ -121,11 +123,11 @@ def _calibration(bench: Bench) -> Any:
     from fathom.objectives.lookahead import lookahead_log_prob
 
     def lookahead(model: Any, trace: Any, rows: Any, depth: int, chosen: Any) -> Any:
-        return lookahead_log_prob(model, trace, rows, depth, chosen, LOCAL, bench.sizes[1])
+        return lookahead_log_prob(model, trace, rows, depth, chosen, LOCAL, bench.sizes.head_chunk_rows)
 
     # The look-ahead reads a depth as it is; where a coda comes first, all depths are forced and probed instead.
     measured = lookahead if bench.model.reads_each_depth else None
-    return calibration(bench.model, bench.prepared, measured, *bench.sizes)
+    return calibration(bench.model, bench.prepared, measured, bench.sizes)
 
 
 def _kinds(bench: Bench) -> Any:
@@ -133,13 +135,13 @@ def _kinds(bench: Bench) -> Any:
     from fathom.evals.kinds import tokenizer_kinds
 
     kinds = tokenizer_kinds(bench.tokenizer)
-    return depth_by_kind(bench.model, bench.prepared, lambda _, ids: kinds(ids), *bench.sizes)
+    return depth_by_kind(bench.model, bench.prepared, lambda _, ids: kinds(ids), bench.sizes)
 
 
 def _convergence(bench: Bench) -> Any:
     from fathom.evals.convergence import convergence
 
-    return convergence(bench.model, bench.prepared, *bench.sizes)
+    return convergence(bench.model, bench.prepared, bench.sizes)
 
 
 def _attention(bench: Bench) -> Any:
@@ -151,7 +153,7 @@ def _attention(bench: Bench) -> Any:
 def _thresholds(bench: Bench) -> Any:
     from fathom.evals.threshold_curve import nll_settings, threshold_curve
 
-    settings = nll_settings(bench.model, bench.prepared, bench.asked.thresholds, *bench.sizes)
+    settings = nll_settings(bench.model, bench.prepared, bench.asked.thresholds, bench.sizes)
     return threshold_curve(bench.name, settings, bench.config.seed)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fathom.evals.batches import HEAD_CHUNK_ROWS, Documents, evaluating
+from fathom.evals.batches import SIZES, Documents, evaluating
 from fathom.evals.forward import routed_trace
 from fathom.evals.plain import plain
 from fathom.model.attention import TrainingView
@@ -68,7 +68,7 @@ def attention_mass(
         for number in range(count):
             ids, mask = documents.document(number)
             rows = pack_documents([(ids[:max_tokens], mask[:max_tokens])], [number])
-            routed_trace(model, rows.to(device), HEAD_CHUNK_ROWS, read_all=False)
+            routed_trace(model, rows.to(device), SIZES.head_chunk_rows, read_all=False)
     return record.report(count, max_tokens)
 
 

@@ -12,8 +12,20 @@ from fathom.model.rows import PackedRows, pack_documents
 if TYPE_CHECKING:
     from fathom.model.looped import LoopedLM
 
-TOKENS_PER_FORWARD = 4096
-HEAD_CHUNK_ROWS = 1024
+
+class Sizes(NamedTuple):
+    """Of a measure's forwards.
+
+    Attributes:
+        tokens_per_forward: rows of one forward at most (a longer document goes alone).
+        head_chunk_rows: rows whose logits exist at once.
+    """
+
+    tokens_per_forward: int = 4096
+    head_chunk_rows: int = 1024
+
+
+SIZES = Sizes()
 
 
 class Documents(Protocol):

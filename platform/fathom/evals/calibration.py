@@ -16,14 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from fathom.evals.batches import (
-    HEAD_CHUNK_ROWS,
-    TOKENS_PER_FORWARD,
-    Documents,
-    batches,
-    evaluating,
-    nothing_supervised,
-)
+from fathom.evals.batches import SIZES, Documents, Sizes, batches, evaluating, nothing_supervised
 from fathom.evals.forward import NotForThisMethod, forced_trace, losses_by_depth, require_depths, routed_trace
 from fathom.evals.plain import plain
 from fathom.model.rows import PackedRows
@@ -86,8 +79,7 @@ def calibration(
     model: "LoopedLM",
     documents: Documents,
     lookahead: Lookahead | None,
-    tokens_per_forward: int = TOKENS_PER_FORWARD,
-    head_chunk_rows: int = HEAD_CHUNK_ROWS,
+    sizes: Sizes = SIZES,
     bins: int = BINS,
 ) -> Calibration:
     """Measure the gain of every supervised row at every depth it could have gone on from.
@@ -102,10 +94,10 @@ def calibration(
     require_depths(model, "calibration")
     found: dict[int, list[Tensor]] = {}
     with evaluating(model) as device:
-        for batch in batches(documents, tokens_per_forward):
+        for batch in batches(documents, sizes.tokens_per_forward):
             rows = batch.rows.to(device)
             run = forced_trace if lookahead is None else routed_trace
-            trace = run(model, rows, head_chunk_rows)
+            trace = run(model, rows, sizes.head_chunk_rows)
             for depth, pairs in _decisions(model, trace, rows, lookahead).items():
                 found.setdefault(depth, []).append(pairs.cpu())
     if not found:

@@ -5,14 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from fathom.evals.batches import (
-    HEAD_CHUNK_ROWS,
-    TOKENS_PER_FORWARD,
-    Documents,
-    batches,
-    evaluating,
-    nothing_supervised,
-)
+from fathom.evals.batches import SIZES, Documents, Sizes, batches, evaluating, nothing_supervised
 from fathom.evals.forward import NotForThisMethod, forced_trace, losses_by_depth, require_depths
 from fathom.evals.plain import plain
 
@@ -91,8 +84,7 @@ def compare(losses: Tensor, from_depth: int, to_depth: int, tolerance: float = T
 def depth_changes(
     model: "LoopedLM",
     documents: Documents,
-    tokens_per_forward: int = TOKENS_PER_FORWARD,
-    head_chunk_rows: int = HEAD_CHUNK_ROWS,
+    sizes: Sizes = SIZES,
     tolerance: float = TOLERANCE,
 ) -> DepthChanges:
     """Run every supervised row through all depths and compare its losses.
@@ -104,9 +96,9 @@ def depth_changes(
     require_depths(model, "the share of unchanged tokens")
     parts = []
     with evaluating(model) as device:
-        for batch in batches(documents, tokens_per_forward):
+        for batch in batches(documents, sizes.tokens_per_forward):
             rows = batch.rows.to(device)
-            losses = losses_by_depth(forced_trace(model, rows, head_chunk_rows), rows.count)
+            losses = losses_by_depth(forced_trace(model, rows, sizes.head_chunk_rows), rows.count)
             parts.append(losses[rows.supervised].cpu())
     losses = torch.cat(parts) if parts else torch.empty(0, model.method.max_depth)
     if losses.shape[0] == 0:

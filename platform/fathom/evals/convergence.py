@@ -5,14 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from fathom.evals.batches import (
-    HEAD_CHUNK_ROWS,
-    TOKENS_PER_FORWARD,
-    Documents,
-    batches,
-    evaluating,
-    nothing_supervised,
-)
+from fathom.evals.batches import SIZES, Documents, Sizes, batches, evaluating, nothing_supervised
 from fathom.evals.forward import STATE, forced_trace, losses_by_depth, require_depths, state_of
 from fathom.evals.plain import plain
 
@@ -67,8 +60,7 @@ class Convergence(NamedTuple):
 def convergence(
     model: "LoopedLM",
     documents: Documents,
-    tokens_per_forward: int = TOKENS_PER_FORWARD,
-    head_chunk_rows: int = HEAD_CHUNK_ROWS,
+    sizes: Sizes = SIZES,
 ) -> Convergence:
     """Run every row through all depths and follow the state of supervised rows.
 
@@ -82,9 +74,9 @@ def convergence(
     turned: dict[int, list[Tensor]] = {}
     losses: list[Tensor] = []
     with evaluating(model) as device:
-        for batch in batches(documents, tokens_per_forward):
+        for batch in batches(documents, sizes.tokens_per_forward):
             rows = batch.rows.to(device)
-            trace = forced_trace(model, rows, head_chunk_rows)
+            trace = forced_trace(model, rows, sizes.head_chunk_rows)
             losses.append(losses_by_depth(trace, rows.count)[rows.supervised].cpu())
             previous: Tensor | None = None
             for depth, level in enumerate(trace.depths, start=1):

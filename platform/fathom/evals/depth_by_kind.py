@@ -3,14 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from fathom.evals.batches import (
-    HEAD_CHUNK_ROWS,
-    TOKENS_PER_FORWARD,
-    Documents,
-    batches,
-    evaluating,
-    nothing_supervised,
-)
+from fathom.evals.batches import SIZES, Documents, Sizes, batches, evaluating, nothing_supervised
 from fathom.evals.forward import routed_trace
 from fathom.evals.plain import plain
 
@@ -55,8 +48,7 @@ def depth_by_kind(
     model: "LoopedLM",
     documents: Documents,
     labels: Labels,
-    tokens_per_forward: int = TOKENS_PER_FORWARD,
-    head_chunk_rows: int = HEAD_CHUNK_ROWS,
+    sizes: Sizes = SIZES,
 ) -> DepthByKind:
     """Group supervised tokens by label. A token counts with the row that predicted it, as in serving.
 
@@ -72,9 +64,9 @@ def depth_by_kind(
     depths: list[int] = []
     losses: list[float] = []
     with evaluating(model) as device:
-        for batch in batches(documents, tokens_per_forward):
+        for batch in batches(documents, sizes.tokens_per_forward):
             rows = batch.rows.to(device)
-            trace = routed_trace(model, rows, head_chunk_rows)
+            trace = routed_trace(model, rows, sizes.head_chunk_rows)
             targets: list[str] = []
             for number in batch.documents:
                 ids, _ = documents.document(number)

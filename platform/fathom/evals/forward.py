@@ -44,7 +44,7 @@ def losses_by_depth(trace: "Trace", count: int) -> Tensor:
     device = trace.executed.device
     losses = torch.full((count, len(trace.depths)), torch.nan, dtype=torch.float64, device=device)
     for number, level in enumerate(trace.depths):
-        if level.log_prob is not None:
+        if level.head is not None:
             losses[level.index, number] = -level.log_prob.double()
     return losses
 

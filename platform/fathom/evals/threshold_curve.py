@@ -4,14 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fathom.errors import ConfigError
-from fathom.evals.batches import (
-    HEAD_CHUNK_ROWS,
-    TOKENS_PER_FORWARD,
-    Documents,
-    batches,
-    evaluating,
-    nothing_supervised,
-)
+from fathom.evals.batches import SIZES, Documents, Sizes, batches, evaluating, nothing_supervised
 from fathom.evals.curve import Curve, Measured, make_curve
 from fathom.evals.forward import NotForThisMethod, dial, routed_trace
 from fathom.model.flops import decode_flops
@@ -60,8 +53,7 @@ def nll_settings(
     model: "LoopedLM",
     documents: Documents,
     thresholds: Sequence[float],
-    tokens_per_forward: int = TOKENS_PER_FORWARD,
-    head_chunk_rows: int = HEAD_CHUNK_ROWS,
+    sizes: Sizes = SIZES,
 ) -> list[Measured]:
     """A point for each threshold; items are documents, units are supervised tokens.
 
@@ -77,7 +69,7 @@ def nll_settings(
     settings = []
     for threshold in thresholds:
         with dial(model, threshold):
-            settings.append(_score(model, documents, threshold, tokens_per_forward, head_chunk_rows))
+            settings.append(_score(model, documents, threshold, sizes))
     return settings
 
 
@@ -86,16 +78,14 @@ def threshold_curve(name: str, settings: Sequence[Measured], seed: int = 0) -> C
     return make_curve(name, "NLL (nats per token)", "token", "threshold", settings, seed)
 
 
-def _score(
-    model: "LoopedLM", documents: Documents, threshold: float, tokens_per_forward: int, head_chunk_rows: int
-) -> Measured:
+def _score(model: "LoopedLM", documents: Documents, threshold: float, sizes: Sizes) -> Measured:
     flops: list[float] = []
     totals: list[float] = []
     units: list[float] = []
     with evaluating(model) as device:
-        for batch in batches(documents, tokens_per_forward):
+        for batch in batches(documents, sizes.tokens_per_forward):
             rows = batch.rows.to(device)
-            trace = routed_trace(model, rows, head_chunk_rows)
+            trace = routed_trace(model, rows, sizes.head_chunk_rows)
             for number in range(len(batch.documents)):
                 mine = rows.sequence == number
                 scored = rows.supervised & mine
