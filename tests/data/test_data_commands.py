@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fathom.cli.main import main
+from support.command import fathom
 from support.tokenizers import CHATML, tiny_tokenizer
 
 
@@ -24,13 +24,6 @@ def recipe(tmp_path: Path) -> Path:
     tree["data"].update(context_tokens=400, max_heldout_examples=5)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tree))
     return tmp_path / "tiny.yaml"
-
-
-def fathom(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as left:
-        main([str(argument) for argument in arguments])
-    said = capsys.readouterr()
-    return int(left.value.code or 0), said.out, said.err
 
 
 def test_prepare_reports_what_was_kept_and_dropped(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
-from fathom.cli.main import main
 from fathom.cli.measures import MEASURES
 from fathom.config.schema import MethodConfig
 from fathom.model.folder import load_model, save_model
+from support.command import fathom, write_eval_recipe
 from support.models import tiny_base_folder
 
 QUIET = ["heldout", "changes", "calibration", "kinds", "convergence", "attention", "thresholds"]
@@ -25,29 +24,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.no_grad():
         model.decider.score.weight.mul_(200)
     save_model(model, folder / "tiny", base)
-    tree = {
-        "name": "tiny",
-        "model": {"base": str(base)},
-        "method": {"preset": "tah2", "max_depth": 2},
-        "data": {
-            "train": "generated:word-problems",
-            "heldout": "generated:word-problems:heldout",
-            "context_tokens": 1024,
-            "max_heldout_examples": 2,
-        },
-        "train": {"steps": 1},
-    }
-    (folder / "tiny.yaml").write_text(yaml.safe_dump(tree))
+    write_eval_recipe(folder, base, heldout=2)
     rows = [{"question": f"{number} + 1 =", "answer": str(number + 1)} for number in range(3)]
     (folder / "task.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
-
-
-def fathom(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as left:
-        main([str(argument) for argument in arguments])
-    said = capsys.readouterr()
-    return int(left.value.code or 0), said.out, said.err
 
 
 def files_of(name: str) -> set[str]:

@@ -5,39 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
-from fathom.cli.main import main
 from fathom.config.schema import MethodConfig
 from fathom.model.folder import load_model, save_model
+from support.command import fathom, write_eval_recipe
 from support.models import tiny_base_folder
 
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     base = tiny_base_folder(tmp_path / "base", max_position_embeddings=1024)
-    tree = {
-        "name": "tiny",
-        "model": {"base": str(base)},
-        "method": {"preset": "tah2", "max_depth": 2},
-        "data": {
-            "train": "generated:word-problems",
-            "heldout": "generated:word-problems:heldout",
-            "context_tokens": 1024,
-            "max_heldout_examples": 4,
-        },
-        "train": {"steps": 1},
-    }
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tree))
-    return tmp_path / "tiny.yaml"
-
-
-def fathom(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as left:
-        main([str(argument) for argument in arguments])
-    said = capsys.readouterr()
-    return int(left.value.code or 0), said.out, said.err
+    return write_eval_recipe(tmp_path, base, heldout=4)
 
 
 def test_eval_scores_the_base_and_the_model_at_step_zero(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

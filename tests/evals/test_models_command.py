@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from fathom.cli.main import main
 from fathom.tracking.registry import ModelSource
+from support.command import fathom
 
 VERSIONS = [
     ModelSource("smol", "2", "s3://b/models/smol/2", "ab" * 32, ("champion",), "r2"),
@@ -17,13 +17,6 @@ VERSIONS = [
 @pytest.fixture(autouse=True)
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fathom.tracking.registry.list_models", lambda tracking_uri=None: VERSIONS)
-
-
-def fathom(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as left:
-        main(arguments)
-    said = capsys.readouterr()
-    return int(left.value.code or 0), said.out, said.err
 
 
 def test_a_line_for_each_version_however_narrow_the_terminal(

@@ -36,7 +36,7 @@ def rows_of(*lengths: int, seed: int = 0) -> PackedRows:
     return rows._replace(oracle=oracle)
 
 
-def close(got: torch.Tensor, want: torch.Tensor, atol: float = 1e-10) -> None:
+def assert_close(got: torch.Tensor, want: torch.Tensor, atol: float = 1e-10) -> None:
     torch.testing.assert_close(got, want, atol=atol, rtol=0, equal_nan=True)
 
 
@@ -48,12 +48,12 @@ def test_level_synchronous_equals_token_by_token(name: str) -> None:
     with torch.no_grad():
         trace, slow = model(rows), decode(model, rows)
     assert torch.equal(trace.executed, slow["executed"])
-    close(trace.log_prob, slow["log_prob"])
+    assert_close(trace.log_prob, slow["log_prob"])
     for number, ran in enumerate(trace.depths):
         if ran.head is not None:
-            close(ran.log_prob, slow["single"][ran.index, number])
+            assert_close(ran.log_prob, slow["single"][ran.index, number])
         if ran.continue_logit is not None:
-            close(ran.continue_logit.sigmoid(), slow["gates"][ran.index, number])
+            assert_close(ran.continue_logit.sigmoid(), slow["gates"][ran.index, number])
     fixed = model.method.routing == "every_row"
     assert len(trace.executed.unique()) == 1 if fixed else len(trace.executed.unique()) > 1, "the test must mix depths"
 
@@ -67,7 +67,7 @@ def test_equality_holds_for_scripted_routes(name: str) -> None:
     with torch.no_grad():
         trace, slow = model(rows, options=LoopOptions(routes=routes)), decode(model, rows, routes)
     assert torch.equal(trace.executed, routes)
-    close(trace.log_prob, slow["log_prob"])
+    assert_close(trace.log_prob, slow["log_prob"])
 
 
 @pytest.mark.parametrize("name", LOOPED)
@@ -81,7 +81,7 @@ def test_a_document_is_the_same_packed_or_alone(name: str) -> None:
             mine = rows.sequence == number
             alone = model(document(rows, number))
             assert torch.equal(alone.executed, together.executed[mine])
-            close(alone.log_prob, together.log_prob[mine])
+            assert_close(alone.log_prob, together.log_prob[mine])
 
 
 @pytest.mark.parametrize("name", LOOPED)
@@ -94,7 +94,7 @@ def test_later_tokens_change_nothing_earlier(name: str) -> None:
     with torch.no_grad():
         before, after = model(rows), model(rows._replace(ids=changed))
     assert torch.equal(before.executed[:12], after.executed[:12])
-    close(before.log_prob[:11], after.log_prob[:11], 1e-12)
+    assert_close(before.log_prob[:11], after.log_prob[:11], 1e-12)
     assert not torch.allclose(before.log_prob[12:], after.log_prob[12:])
 
 
@@ -120,7 +120,7 @@ def test_checkpointing_changes_no_gradient(name: str) -> None:
         (trace.log_prob.sum() + trace.keep_alive).backward()
         found.append([parameter.grad for parameter in model.parameters()])
     for plain, recomputed in zip(*found, strict=True):
-        close(plain, recomputed, 1e-12)
+        assert_close(plain, recomputed, 1e-12)
 
 
 def test_probed_depths_are_what_stopping_there_would_give() -> None:
@@ -131,7 +131,9 @@ def test_probed_depths_are_what_stopping_there_would_give() -> None:
         with torch.no_grad():
             probed = model(rows, options=LoopOptions(read_depths=ALL_DEPTHS))
             for depth in (1, 2, 3):
-                close(probed.depths[depth - 1].log_prob, model(rows, options=LoopOptions(max_depth=depth)).log_prob)
+                assert_close(
+                    probed.depths[depth - 1].log_prob, model(rows, options=LoopOptions(max_depth=depth)).log_prob
+                )
 
 
 @pytest.mark.parametrize("name", ["abbie-c", "abbie-d", "huginn-post"])
@@ -141,7 +143,7 @@ def test_one_pass_is_the_plain_stack(name: str) -> None:
     plain.load_state_dict(model.state_dict(), strict=False)
     rows = rows_of(14)
     with torch.no_grad():
-        close(model(rows, options=LoopOptions(max_depth=1)).log_prob, plain(rows).log_prob, 1e-12)
+        assert_close(model(rows, options=LoopOptions(max_depth=1)).log_prob, plain(rows).log_prob, 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ def test_a_trained_depth_is_no_limit(method: str) -> None:
         assert len(model(rows, options=LoopOptions(max_depth=2)).depths) <= 2
         shallow = model(rows, options=LoopOptions(routes=torch.full_like(rows.ids, 3)))
         for one, other in zip(shallow.depths, deep.depths, strict=False):
-            close(one.hidden, other.hidden, 1e-12)
+            assert_close(one.hidden, other.hidden, 1e-12)
 
 
 def test_truncated_backprop_stops_where_it_says() -> None:
@@ -181,7 +183,7 @@ def test_truncated_backprop_stops_where_it_says() -> None:
     got = weight.grad.clone()
     model.zero_grad()
     full = model(rows)
-    close(full.log_prob, trace.log_prob, 1e-12)
+    assert_close(full.log_prob, trace.log_prob, 1e-12)
     full.log_prob.sum().backward()
     assert not torch.allclose(got, weight.grad)
     model.zero_grad()
@@ -204,7 +206,7 @@ def test_truncated_backprop_stops_where_it_says() -> None:
     x, _ = model.backbone.body(u, rows.positions, view())
     hidden = model.finish(x, rows.positions, view())
     model.read_out(hidden, rows.targets, 0, 64).log_prob.sum().backward()
-    close(got, weight.grad, 1e-10)
+    assert_close(got, weight.grad, 1e-10)
 
 
 def test_exploration_sends_a_share_of_the_stopped_on() -> None:
@@ -225,7 +227,7 @@ def test_probed_depths_of_rows_that_stop_apart(name: str) -> None:
         for depth in (1, 2, 3):
             ran = probed.depths[depth - 1]
             stopped = model(rows, options=LoopOptions(routes=routes.clamp_max(depth)))
-            close(ran.log_prob, stopped.log_prob[ran.index])
+            assert_close(ran.log_prob, stopped.log_prob[ran.index])
 
 
 def test_a_plan_ends_where_the_forward_does() -> None:
@@ -236,7 +238,7 @@ def test_a_plan_ends_where_the_forward_does() -> None:
         assert cut.plan is not None and int(cut.plan.depth.max()) == 3
         last = cut.depths[1]
         y, state = last.passed.y, last.passed.state
-        close(last.passed.x, state.gate[:, None] * y + state.z)
+        assert_close(last.passed.x, state.gate[:, None] * y + state.z)
         forced = model(rows, options=LoopOptions(routes=torch.full_like(rows.ids, 3)))
         for ran, back in zip(forced.depths, (0.0, 0.0, 1.0), strict=True):
-            close(ran.passed.x, ran.passed.state.gate[:, None] * ran.passed.y + back * ran.passed.state.z)
+            assert_close(ran.passed.x, ran.passed.state.gate[:, None] * ran.passed.y + back * ran.passed.state.z)

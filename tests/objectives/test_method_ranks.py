@@ -1,11 +1,7 @@
 """Every kind of objective across two processes equals one process with the union: one launch, many named checks."""
 
-import socket
-
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 
 from fathom.config.schema import ObjectiveConfig
@@ -16,6 +12,7 @@ from fathom.objectives.depth_draws import draw_depth
 from fathom.objectives.root import TrainingRoot
 from model.test_methods import model_of
 from support.models import document, random_rows
+from support.two_ranks import summed_over_two_ranks
 
 EMPTY = pack_documents([])
 METHODS = ("ouro", "ponder", "act", "mor-expert", "mor-token", "abbie-d", "huginn", "loopus", "tah", "tah-decider")
@@ -60,34 +57,19 @@ def learn(root: TrainingRoot, rows: PackedRows, what: str) -> dict[str, Tensor]:
     return {"gradients": gradients, "stats": stats, "loss": loss.detach().clone()}
 
 
-def worker(rank: int, port: int, out: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def find(rank: int) -> dict[str, torch.Tensor]:
     results = {}
     for name in METHODS:
         root = root_of(name, ProcessGroup())
         for split in SPLITS:
             found = learn(root, parts_of(split)[rank], name)
-            for key, tensor in found.items():
-                dist.all_reduce(tensor)
-                results[f"{name}|{split}|{key}"] = tensor
-    if rank == 0:
-        from safetensors.torch import save_file
-
-        save_file(results, out)
-    dist.destroy_process_group()
+            results |= {f"{name}|{split}|{key}": tensor for key, tensor in found.items()}
+    return results
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    from safetensors.torch import load_file
-
-    out = str(tmp_path_factory.mktemp("ranks") / "results.safetensors")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(worker, args=(port, out), nprocs=2)
-    return load_file(out)
+    return summed_over_two_ranks(find, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -1,17 +1,14 @@
 """T11 and T12 across two processes: one launch, many named checks."""
 
-import socket
-
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from fathom.config.schema import ObjectiveConfig
 from fathom.model.collectives import ProcessGroup
 from fathom.model.rows import PackedRows, pack_documents
 from fathom.objectives.root import TrainingRoot
 from support.models import document, random_rows, tiny_model
+from support.two_ranks import summed_over_two_ranks
 
 EMPTY = pack_documents([])
 DEPTHS = 4
@@ -41,9 +38,7 @@ def cases() -> dict[str, tuple[PackedRows, list[PackedRows], torch.Tensor | None
     }
 
 
-def worker(rank: int, port: int, out: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def find(rank: int) -> dict[str, torch.Tensor]:
     root = TrainingRoot(tiny_model("tah2", DEPTHS), ObjectiveConfig(), ProcessGroup(), checkpointing=True)
     results = {}
     for name, (_, parts, routes) in cases().items():
@@ -55,26 +50,14 @@ def worker(rank: int, port: int, out: str) -> None:
         # A parameter without gradient on one rank would leave the other waiting in a sharded run.
         assert all(p.grad is not None for p in root.parameters()), name
         gradients = torch.cat([p.grad.flatten() for p in root.parameters()])
-        for tensor in (gradients, stats, total := loss.detach().clone()):
-            dist.all_reduce(tensor)
-        results[name] = {"gradients": gradients, "stats": stats, "loss": total}
-    if rank == 0:
-        from safetensors.torch import save_file
-
-        save_file({f"{name}|{key}": value for name, found in results.items() for key, value in found.items()}, out)
-    dist.destroy_process_group()
+        found = {"gradients": gradients, "stats": stats, "loss": loss.detach().clone()}
+        results |= {f"{name}|{key}": value for key, value in found.items()}
+    return results
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    from safetensors.torch import load_file
-
-    out = str(tmp_path_factory.mktemp("ranks") / "results.safetensors")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(worker, args=(port, out), nprocs=2)
-    return load_file(out)
+    return summed_over_two_ranks(find, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("name", cases())

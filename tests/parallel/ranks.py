@@ -22,9 +22,11 @@ from fathom.model.config import read_config
 from fathom.model.looped import LoopedLM
 from fathom.model.methods import make_method
 from fathom.model.rows import PackedRows, pack_documents
+from fathom.objectives.context import Draw
 from fathom.objectives.root import TrainingRoot
 from fathom.parallel.strategy import Strategy, create_strategy
 from fathom.parallel.zero import ZeroStrategy
+from fathom.train.loop import draw_key
 
 SHAPE = {
     "model_type": "llama",
@@ -42,16 +44,28 @@ OPTIMIZER = OptimizerConfig(learning_rate=1e-2, epsilon=1e-4, clip_norm=0.7)
 BEFORE, AFTER, MICRO_BATCHES, RANKS = 2, 1, 2, 2
 
 
+METHODS = ("ouro", "tah", "act", "mor-expert", "mor-token", "huginn-post", "loopus")
+"""Besides TaH2: adapters, gates, routers, drawn depths with truncated backprop, passes without a gradient."""
+UNSHARDED = {"zero": {"loopus"}}
+"""Refused there (``Objective.alternates_gradient``)."""
+OBJECTIVES = {
+    "huginn-post": ObjectiveConfig(mean_depth=2.0, gradient_depths=1),
+    "loopus": ObjectiveConfig(supervised_depths=2),
+}
+
+
 def make_root(collectives: Collectives, preset: str = "tah2") -> TrainingRoot:
-    """A tiny model that loops, alike wherever it is made."""
-    model = LoopedLM(read_config(SHAPE, "tiny"), make_method(preset, 3, 0.5))
+    """A tiny model that loops, alike wherever it is made; of four layers where some are prelude and coda."""
+    shape = SHAPE | ({"num_hidden_layers": 4} if preset in METHODS else {})
+    model = LoopedLM(read_config(shape, "tiny"), make_method(preset, 3))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 2 and not name.startswith(("update.", "decider.")):
                 parameter.normal_(0.0, 0.3, generator=generator)
     model.reset_added(seed=3)
-    return TrainingRoot(model, ObjectiveConfig(decider_weight=0.5), collectives, checkpointing=True)
+    objective = OBJECTIVES.get(preset, ObjectiveConfig(decider_weight=0.5))
+    return TrainingRoot(model, objective, collectives, checkpointing=True)
 
 
 def make_strategy(name: str, collectives: Collectives, preset: str = "tah2") -> Strategy:
@@ -76,7 +90,8 @@ def documents(step: int, micro_batch: int, rank: int) -> list[tuple[list[int], l
 def micro_batches(step: int, rank: int, world: int) -> list[PackedRows]:
     """This rank's rows; one process takes those of all ranks together."""
     ranks = [rank] if world == RANKS else range(RANKS)
-    return [pack_documents([each for r in ranks for each in documents(step, m, r)]) for m in range(MICRO_BATCHES)]
+    packed = [pack_documents([each for r in ranks for each in documents(step, m, r)]) for m in range(MICRO_BATCHES)]
+    return [rows._replace(oracle=rows.ids % 3 + 1) for rows in packed]
 
 
 def train(strategy: Strategy, first: int, steps: int) -> list[dict[str, float]]:
@@ -87,7 +102,7 @@ def train(strategy: Strategy, first: int, steps: int) -> list[dict[str, float]]:
         count = float(strategy.sum(torch.tensor(float(sum(int(rows.supervised.sum()) for rows in batches)))))
         total = torch.zeros(())
         for number, rows in enumerate(batches):
-            loss, _ = strategy.root(*rows)
+            loss, _ = strategy.root(*rows, draw=Draw(draw_key(0, step, number)))
             total += loss.detach()
             strategy.backward(loss / count, last=number == MICRO_BATCHES - 1)
         norm = strategy.step(1e-2, OPTIMIZER.clip_norm)
@@ -157,6 +172,9 @@ def main(name: str, rank: int, world: int, folder: Path, saved: list[Path]) -> N
         state = resumed.full_model_state()
         if rank == 0 and state is not None:
             save_file(state, folder / f"resumed-{number}.safetensors")
+    for preset in METHODS:
+        if preset not in UNSHARDED.get(name, set()):
+            findings[f"method/{preset}"] = train(make_strategy(name, group, preset), 0, BEFORE)
     (folder / f"findings-{rank}.json").write_text(json.dumps(findings))
     dist.barrier()
     dist.destroy_process_group()

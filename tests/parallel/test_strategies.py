@@ -107,6 +107,17 @@ def test_losses_equal_those_of_one_process(run: Path, reference: dict[str, Any])
     assert [step["loss"] for step in findings(run)[0]["history"]] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("preset", ranks.METHODS)
+def test_other_methods_learn_as_in_one_process(run: Path, preset: str) -> None:
+    """Losses and norms of two steps: the second step's see what the first one's update made."""
+    if preset in ranks.UNSHARDED.get(run.parent.name.rstrip("0123456789"), set()):
+        pytest.skip("refused: ZeRO-3 goes out of step over passes without a gradient")
+    expected = ranks.train(ranks.make_strategy("single", LOCAL, preset), 0, ranks.BEFORE)
+    for rank in findings(run):
+        for ours, theirs in zip(rank[f"method/{preset}"], expected, strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-4)
+
+
 def test_a_loss_that_is_not_finite_on_one_rank_updates_nothing_on_any(run: Path) -> None:
     expected = {"finite": False, "unchanged": True, "updates": ranks.BEFORE}
     assert [rank["poisoned"] for rank in findings(run)] == [expected, expected]
