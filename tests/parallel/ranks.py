@@ -177,7 +177,10 @@ def main(name: str, rank: int, world: int, folder: Path, saved: list[Path]) -> N
             findings[f"method/{preset}"] = train(make_strategy(name, group, preset), 0, BEFORE)
     (folder / f"findings-{rank}.json").write_text(json.dumps(findings))
     dist.barrier()
-    dist.destroy_process_group()
+    # Not through the interpreter's end: there gloo's thread may free the last work's tensors, and the process aborts.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
