@@ -242,3 +242,18 @@ def test_a_plan_ends_where_the_forward_does() -> None:
         forced = model(rows, options=LoopOptions(routes=torch.full_like(rows.ids, 3)))
         for ran, back in zip(forced.depths, (0.0, 0.0, 1.0), strict=True):
             assert_close(ran.passed.x, ran.passed.state.gate[:, None] * ran.passed.y + back * ran.passed.state.z)
+
+
+def test_loopus_trains_every_pass_and_stops_where_it_is_confident() -> None:
+    """Methods 9.3: stop at sigma(q) of 0.6, q a linear head on the change before the gate."""
+    model, rows = model_of("loopus"), rows_of(40)
+    with torch.no_grad():
+        assert set(model(rows).executed.tolist()) == {3}
+        trace = model.eval()(rows)
+        gate = dict(model.named_parameters())
+        for number, ran in enumerate(trace.depths):
+            change = ran.passed.y - ran.passed.state.u
+            q = change @ gate["decider.gate.weight"][0] + gate["decider.gate.bias"]
+            sure = 1 / (1 + torch.exp(-q)) >= 0.6
+            assert torch.equal(ran.goes_on, ~sure if number < 2 else torch.zeros_like(sure))
+            assert number == 2 or bool(sure.any() and not sure.all())

@@ -48,7 +48,10 @@ class ActGate(ExitGate):
 
 
 class Confidence(ExitGate):
-    """LoopUS: a linear head on the change that a pass wants to make, before the gate (methods 9.1)."""
+    """LoopUS: a linear head on the change that a pass wants to make, before the gate (methods 9.1).
+
+    The exit probability is its confidence: tau is one minus the confidence to stop at.
+    """
 
     def reads(self, passed: Passed) -> Tensor:
         return passed.y - passed.state.u

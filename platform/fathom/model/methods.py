@@ -111,10 +111,10 @@ def _table() -> dict[str, Method]:
             "act", "all", "normed", LATEST, "act_gate", "survival_threshold", "weighted_states", "act",
             max_depth=4, threshold=0.01,
         ),
-        # LoopUS (9).
+        # LoopUS (9): stop where the confidence is above 0.6.
         Method(
-            "loopus", "loopus", "selective_gate", SAME_DEPTH, "confidence", "every_row", "last_depth",
-            "random_depths", max_depth=8,
+            "loopus", "loopus", "selective_gate", LATEST, "confidence", "decider_threshold", "last_depth",
+            "random_depths", training_routing="every_row", max_depth=8, threshold=0.4,
         ),
     )  # fmt: skip
     return {method.name: method for method in rows}
