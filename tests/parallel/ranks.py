@@ -27,6 +27,7 @@ from fathom.objectives.root import TrainingRoot
 from fathom.parallel.strategy import Strategy, create_strategy
 from fathom.parallel.zero import ZeroStrategy
 from fathom.train.loop import draw_key
+from fathom.train.session import added_parameters
 
 SHAPE = {
     "model_type": "llama",
@@ -40,7 +41,7 @@ SHAPE = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": True,
 }
-OPTIMIZER = OptimizerConfig(learning_rate=1e-2, epsilon=1e-4, clip_norm=0.7)
+OPTIMIZER = OptimizerConfig(learning_rate=1e-2, epsilon=1e-4, clip_norm=0.7, weight_decay=0.5, added_rate_factor=2.0)
 BEFORE, AFTER, MICRO_BATCHES, RANKS = 2, 1, 2, 2
 
 
@@ -70,9 +71,10 @@ def make_root(collectives: Collectives, preset: str = "tah2") -> TrainingRoot:
 
 def make_strategy(name: str, collectives: Collectives, preset: str = "tah2") -> Strategy:
     root = make_root(collectives, preset)
+    added = added_parameters(root)
     if name == "zero":
-        return ZeroStrategy(root, OPTIMIZER, collectives, torch.device("cpu"), persist_elements=0)
-    return create_strategy(name, root, OPTIMIZER, list(root.model.backbone.layers), collectives)
+        return ZeroStrategy(root, OPTIMIZER, collectives, torch.device("cpu"), added, persist_elements=0)
+    return create_strategy(name, root, OPTIMIZER, list(root.model.backbone.layers), collectives, added=added)
 
 
 def documents(step: int, micro_batch: int, rank: int) -> list[tuple[list[int], list[bool]]]:

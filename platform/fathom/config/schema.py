@@ -121,7 +121,10 @@ class OptimizerConfig(Section):
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
     beta2: float = Field(default=0.999, ge=0.0, lt=1.0)
     epsilon: float = Field(default=1e-8, gt=0.0)
-    weight_decay: float = Field(default=0.01, ge=0.0)
+    weight_decay: float = Field(default=0.01, ge=0.0, description="of matrices; others never decay")
+    added_rate_factor: float = Field(
+        default=1.0, gt=0.0, description="learning rate of the parts that the base model lacks, over learning_rate"
+    )
     clip_norm: float = Field(default=1.0, gt=0.0, description="largest global gradient norm")
 
 

@@ -166,6 +166,11 @@ def model_card(method: Method, architecture: str) -> str:
     )
 
 
+def is_added(name: str) -> bool:
+    """Whether a parameter, by our name, belongs to a part that the base model lacks."""
+    return name.split(".")[0] in ADDED
+
+
 def stored_name(name: str) -> str:
     """Our parameter name to its name in ``model.safetensors``."""
     if name == "table.embedding":
@@ -183,7 +188,7 @@ def _load_weights(model: LoopedLM, folder: Path, kept: Sequence[str], keep: Sequ
     wanted = {
         _kept_name(stored_name(name), keep): parameter
         for name, parameter in model.named_parameters()
-        if (part := name.split(".")[0]) not in ADDED or part in kept
+        if not is_added(name) or name.split(".")[0] in kept
     }
     places = _tensor_files(folder)
     missing = sorted(set(wanted) - set(places))

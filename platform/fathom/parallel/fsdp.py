@@ -1,7 +1,7 @@
 """FSDP2: every parameter split along its first dimension, gathered layer by layer."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ class FsdpStrategy(SingleStrategy):
         units: Sequence[nn.Module],
         collectives: Collectives,
         device: torch.device,
+        added: Collection[str] = (),
     ) -> None:
         # Keys and values leave a layer as views; nothing writes into them.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
@@ -42,7 +43,7 @@ class FsdpStrategy(SingleStrategy):
                 # pre-multiplied sum: it must be asked for a plain one.
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
-        super().__init__(root, optimizer, collectives, device)
+        super().__init__(root, optimizer, collectives, device, added)
 
     def local(self, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, DTensor):

@@ -1,20 +1,26 @@
 """One process, nothing sharded: the reference that the other strategies are tested against."""
 
 import math
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
 
 from fathom.config.schema import OptimizerConfig
 from fathom.model.collectives import Collectives
-from fathom.parallel.strategy import MOMENTS, Reader, Shard, make_adamw
+from fathom.parallel.strategy import MOMENTS, Reader, Shard, make_adamw, set_rate
 
 
 class SingleStrategy:
     """AdamW on parameters of which this process holds a contiguous range each: here, all of it."""
 
     def __init__(
-        self, root: nn.Module, optimizer: OptimizerConfig, collectives: Collectives, device: torch.device
+        self,
+        root: nn.Module,
+        optimizer: OptimizerConfig,
+        collectives: Collectives,
+        device: torch.device,
+        added: Collection[str] = (),
     ) -> None:
         self.rank, self.world = collectives.rank, collectives.world
         self.device = device
@@ -22,7 +28,7 @@ class SingleStrategy:
         self.root = root
         self.updates = 0
         self.parameters = {name: p for name, p in root.named_parameters() if p.requires_grad}
-        self.optimizer = make_adamw(list(self.parameters.values()), optimizer)
+        self.optimizer = make_adamw(self.parameters, optimizer, added)
 
     def local(self, tensor: Tensor) -> Tensor:
         """What this rank holds of a parameter, gradient or moment, flat and without a copy."""
@@ -42,8 +48,7 @@ class SingleStrategy:
             # The small constant is PyTorch's and DeepSpeed's: all strategies clip to the same bit of rounding.
             if norm + 1e-6 > clip_norm:
                 torch._foreach_mul_(gradients, clip_norm / (norm + 1e-6))
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
+            set_rate(self.optimizer.param_groups, learning_rate)
             self.optimizer.step()
             self.updates += 1
         self.optimizer.zero_grad(set_to_none=True)

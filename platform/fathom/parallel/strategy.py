@@ -5,8 +5,8 @@ describe their state in the same words: flat ranges of flattened tensors, named 
 from what any other saved, on any number of workers.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,10 @@ from fathom.model.collectives import Collectives
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's two averages; the keys of the state are ``param/NAME`` and ``exp_avg/NAME``, ``exp_avg_sq/NAME``."""
+
+
+RATE_FACTOR = "rate_factor"
+"""Of a group of parameters: its learning rate over the step's."""
 
 
 class Shard(NamedTuple):
@@ -59,6 +63,10 @@ class Strategy(Protocol):
     def step(self, learning_rate: float, clip_norm: float) -> float:
         """Clip, update, clear gradients.
 
+        Args:
+            learning_rate: of the base model's parameters; added parts learn at ``optimizer.added_rate_factor`` of it.
+            clip_norm: largest norm of the whole gradient.
+
         Returns:
             The norm of the whole gradient over all ranks, before clipping. If it is not finite nothing is updated.
         """
@@ -88,6 +96,7 @@ def create_strategy(
     units: Sequence[nn.Module],
     collectives: Collectives,
     device: torch.device | str = "cpu",
+    added: Collection[str] = (),
 ) -> Strategy:
     """Wrap ``root`` for training.
 
@@ -98,31 +107,56 @@ def create_strategy(
         units: submodules that are gathered as one each (the decoder layers); everything else is the root's unit.
         collectives: the data-parallel group. For ``fsdp`` and ``zero`` torch.distributed is initialised.
         device: where this rank computes.
+        added: names of the parameters that the base model lacks.
     """
     device = torch.device(device)
     root.to(device)
     if name == "single":
         from fathom.parallel.single import SingleStrategy
 
-        return SingleStrategy(root, optimizer, collectives, device)
+        return SingleStrategy(root, optimizer, collectives, device, added)
     if name == "fsdp":
         from fathom.parallel.fsdp import FsdpStrategy
 
-        return FsdpStrategy(root, optimizer, units, collectives, device)
+        return FsdpStrategy(root, optimizer, units, collectives, device, added)
     if name == "zero":
         from fathom.parallel.zero import ZeroStrategy
 
-        return ZeroStrategy(root, optimizer, collectives, device)
+        return ZeroStrategy(root, optimizer, collectives, device, added)
     raise ValueError(f"unknown strategy {name!r}: single, fsdp or zero")
 
 
-def make_adamw(parameters: list[nn.Parameter], cfg: OptimizerConfig) -> torch.optim.AdamW:
-    """The optimizer of every strategy; the learning rate is set anew at each step."""
+def make_adamw(
+    parameters: Mapping[str, nn.Parameter], cfg: OptimizerConfig, added: Collection[str] = ()
+) -> torch.optim.AdamW:
+    """The optimizer of every strategy; :func:`set_rate` gives it each step's learning rate.
+
+    Only matrices decay: norms, biases and other 1-D parameters are scales and offsets that have no reason to be near
+    zero (as the TaH2 paper has it, methods 1.7).
+
+    Args:
+        parameters: those that learn, by name, in their whole shapes.
+        cfg: AdamW's constants.
+        added: names of those that the base model lacks.
+    """
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        decay = cfg.weight_decay if parameter.dim() > 1 else 0.0
+        factor = cfg.added_rate_factor if name in added else 1.0
+        groups.setdefault((decay, factor), []).append(parameter)
     return torch.optim.AdamW(
-        parameters,
+        [
+            {"params": members, "weight_decay": decay, RATE_FACTOR: factor}
+            for (decay, factor), members in groups.items()
+        ],
         lr=cfg.learning_rate,
         betas=(cfg.beta1, cfg.beta2),
         eps=cfg.epsilon,
-        weight_decay=cfg.weight_decay,
         foreach=True,
     )
+
+
+def set_rate(groups: list[dict[str, Any]], learning_rate: float) -> None:
+    """Give each of :func:`make_adamw`'s groups its own multiple of a step's learning rate."""
+    for group in groups:
+        group["lr"] = learning_rate * group[RATE_FACTOR]

@@ -6,6 +6,7 @@ a shared-memory extension with a compiler on first use, build its own Adam, and 
 
 import os
 import warnings
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from fathom.config.schema import OptimizerConfig
 from fathom.model.collectives import Collectives
-from fathom.parallel.strategy import MOMENTS, Reader, Shard, make_adamw
+from fathom.parallel.strategy import MOMENTS, Reader, Shard, make_adamw, set_rate
 
 PERSIST_ELEMENTS = 100_000
 """Parameters up to this size (norms, biases) stay gathered on every rank between steps."""
@@ -32,6 +33,7 @@ class ZeroStrategy:
         optimizer: OptimizerConfig,
         collectives: Collectives,
         device: torch.device,
+        added: Collection[str] = (),
         persist_elements: int = PERSIST_ELEMENTS,
     ) -> None:
         deepspeed = import_deepspeed(device)
@@ -39,17 +41,18 @@ class ZeroStrategy:
         self.device = device
         self.collectives = collectives
         self.updates = 0
-        trained = [parameter for parameter in root.parameters() if parameter.requires_grad]
+        # While the parameters still have their shapes, and before the engine takes them.
+        trained = {name: parameter for name, parameter in root.named_parameters() if parameter.requires_grad}
         engine, partitioned, _, _ = deepspeed.initialize(
             model=root,
-            optimizer=make_adamw(trained, optimizer),
+            optimizer=make_adamw(trained, optimizer, added),
             config=zero_config(optimizer.clip_norm, self.world, persist_elements),
             dist_init_required=False,
         )
         self.root = engine
         self.engine: Any = engine
         self.partitioned: Any = partitioned
-        self.parameters: dict[str, Any] = {name: p for name, p in root.named_parameters() if p.requires_grad}
+        self.parameters: dict[str, Any] = trained
 
     def backward(self, loss: Tensor, last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last)
@@ -58,8 +61,7 @@ class ZeroStrategy:
 
     def step(self, learning_rate: float, clip_norm: float) -> float:
         self.partitioned.clip_grad = clip_norm
-        for group in self.partitioned.param_groups:
-            group["lr"] = learning_rate
+        set_rate(self.partitioned.param_groups, learning_rate)
         self.engine.step()
         # A norm that is not finite discards the step inside DeepSpeed.
         self.updates += not self.partitioned.overflow

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fathom.checkpoint.store import CheckpointStore
 from fathom.config.schema import RunConfig
-from fathom.model.folder import load_model
+from fathom.model.folder import is_added, load_model
 from fathom.objectives.root import TrainingRoot
 from fathom.parallel.strategy import Strategy, create_strategy
 from fathom.storage import files
@@ -111,8 +111,15 @@ def build(cfg: RunConfig, inputs: Inputs, group: Group) -> tuple[Strategy, Train
     )
     root.train()
     units = list(root.model.backbone.layers)
-    strategy = create_strategy(cfg.parallel.strategy, root, cfg.optimizer, units, group.collectives, group.device)
+    strategy = create_strategy(
+        cfg.parallel.strategy, root, cfg.optimizer, units, group.collectives, group.device, added_parameters(root)
+    )
     return strategy, root
+
+
+def added_parameters(root: TrainingRoot) -> set[str]:
+    """Names in the root of the parameters that the base model lacks."""
+    return {name for name, _ in root.named_parameters() if is_added(name.removeprefix("model."))}
 
 
 def model_weights(strategy: Strategy) -> dict[str, Tensor] | None:
