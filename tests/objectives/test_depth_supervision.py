@@ -196,7 +196,8 @@ def test_loss_is_a_sum_over_micro_batches():
     for name in (
         "rows",
         "supervised",
-        "lm_loss",
+        "loss",
+        "readout_loss",
         "executed/2",
         "depth_loss/2",
         "pairs/1",

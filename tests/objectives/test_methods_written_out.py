@@ -9,8 +9,9 @@ from torch import Tensor
 
 from fathom.config.schema import ObjectiveConfig
 from fathom.model.attention import TrainingStreams
-from fathom.model.levels import LoopOptions, Trace
+from fathom.model.levels import ALL_DEPTHS, LoopOptions, Trace
 from fathom.model.looped import LoopedLM
+from fathom.model.methods import METHODS
 from fathom.model.rows import PackedRows
 from fathom.model.state import RowKeys
 from fathom.model.visibility import SAME_DEPTH, row_meta
@@ -18,6 +19,7 @@ from fathom.objectives.context import Draw
 from fathom.objectives.depth_draws import draw_depth
 from fathom.objectives.root import TrainingRoot
 from fathom.objectives.stats import summarise
+from fathom.objectives.table import OBJECTIVES
 from model.test_methods import model_of
 from support.models import random_rows, tiny_model
 
@@ -207,6 +209,39 @@ def test_the_auxiliary_loss_teaches_the_router_alone():
         found.append({key: value.grad for key, value in model.named_parameters()})
     for key in found[0]:
         assert torch.equal(found[0][key], found[1][key]) == (key != "decider.router.weight"), key
+
+
+TAUGHT = [
+    ("standard", None),
+    ("ouro", "depth_mean"),
+    ("ouro", "entropy_regularised"),
+    *((name, None) for name in ("tah2", "tah2-fixed", "ouro-adaptive", "ponder", "act", "tah", "tah-decider")),
+    *((name, None) for name in ("mor-expert", "mor-token", "loopus")),
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), TAUGHT)
+def test_nll_is_the_readouts_and_loss_is_what_is_minimised(name, kind):
+    """Whatever the objective weighs: the losses of all depths, of drawn ones, or of none."""
+    model, rows, config = model_of(name), rows_of(), config_of(kind=kind)
+    root = TrainingRoot(model, config)
+    loss, stats = root(*rows)
+    metrics = summarise(root.stat_names, stats)
+    with torch.no_grad():
+        trace = model(rows, options=LoopOptions(read_depths=ALL_DEPTHS))
+    here = supervised(rows)
+    assert metrics["loss"] == pytest.approx(loss.item() / len(here), abs=1e-9)
+    if name.startswith(("tah2", "mor")):
+        last = trace.log_prob  # a mixture, or what the coda makes of rows that stopped apart: tested elsewhere
+    else:
+        last = torch.full_like(trace.log_prob, torch.nan)
+        for ran in trace.depths:
+            last[ran.index] = ran.log_prob
+    assert metrics["nll"] == pytest.approx(-sum(float(last[t]) for t in here) / len(here), abs=1e-9)
+
+
+def test_every_objective_is_among_them():
+    assert {kind or METHODS[name].objective for name, kind in TAUGHT} == set(OBJECTIVES)
 
 
 class Unrolled:

@@ -1,6 +1,6 @@
 """What an objective gets and gives. Losses are sums over supervised rows, never means."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -43,15 +43,13 @@ class Loss(NamedTuple):
 
     Attributes:
         total: scalar with its graph; what is minimised.
-        language: scalar, the part of it that models language.
-        routing: scalar, the part that teaches routing.
+        routing: scalar, the part that teaches routing, before its weight.
         labels: of methods that measure gains, per depth.
     """
 
     total: Tensor
-    language: Tensor
     routing: Tensor
-    labels: list[DepthLabels]
+    labels: Sequence[DepthLabels] = ()
 
 
 Need = Literal["decider", "plan", "each_depth", "every_row", "labels"]

@@ -24,7 +24,7 @@ def depth_supervised(context: Context) -> Loss:
     language = -context.trace.log_prob[context.rows.supervised].sum()
     decisions = decision_loss(context.trace, labels)
     total = language + context.config.decider_weight * decisions
-    return Loss(total, language.detach(), decisions.detach(), labels)
+    return Loss(total, decisions.detach(), labels)
 
 
 def decision_loss(trace: Trace, labels: list[DepthLabels]) -> Tensor:

@@ -73,8 +73,7 @@ def gate_gain(context: Context) -> Loss:
         logit = ran.continue_logit[context.rows.supervised[ran.index]]
         total = total + F.binary_cross_entropy_with_logits(logit, target.to(logit.dtype), reduction="sum")
     routing = total / max(1, len(losses) - 1)
-    language = -context.trace.log_prob[context.rows.supervised].sum().detach()
-    return Loss(routing, language, routing.detach(), [])
+    return Loss(routing, routing.detach())
 
 
 def oracle_labels(context: Context) -> Loss:
@@ -90,8 +89,7 @@ def oracle_labels(context: Context) -> Loss:
         total = total + F.binary_cross_entropy_with_logits(
             logit, wanted.to(logit.dtype), pos_weight=weight, reduction="sum"
         )
-    language = -context.trace.log_prob[context.rows.supervised].sum().detach()
-    return Loss(total, language, total.detach(), [])
+    return Loss(total, total.detach())
 
 
 def router_auxiliary(context: Context) -> Loss:
@@ -193,5 +191,5 @@ def _losses(context: Context) -> list[Tensor]:
 
 def _loss(language: Tensor, routing: Tensor | None = None, weight: float = 0.0) -> Loss:
     if routing is None:
-        return Loss(language, language.detach(), torch.zeros_like(language.detach()), [])
-    return Loss(language + weight * routing, language.detach(), routing.detach(), [])
+        return Loss(language, torch.zeros_like(language.detach()))
+    return Loss(language + weight * routing, routing.detach())

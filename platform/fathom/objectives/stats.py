@@ -16,7 +16,7 @@ CALIBRATION_BINS = 10
 
 def stat_names(max_depth: int) -> list[str]:
     """Names of the vector's entries for models of up to ``max_depth`` depths."""
-    names = ["forwards", "rows", "supervised", "lm_loss", "decider_loss"]
+    names = ["forwards", "rows", "supervised", "loss", "readout_loss", "decider_loss"]
     for m in range(1, max_depth + 1):
         names += [f"{what}/{m}" for what in ("rows", "executed", "read", "depth_loss", "pairs", "last_depth")]
     for m in range(1, max_depth):
@@ -54,7 +54,8 @@ def collect(
         "forwards": 1.0,
         "rows": float(rows.count),
         "supervised": float(rows.supervised.sum()),
-        "lm_loss": float(loss.language),
+        "loss": float(loss.total),
+        "readout_loss": -float(trace.log_prob[rows.supervised].double().sum()),
         "decider_loss": float(loss.routing),
     }
     metas: list[RowMeta] = []
@@ -105,7 +106,10 @@ def _calibration(trace: Trace, labels: DepthLabels) -> dict[str, float]:
 
 
 def summarise(names: list[str], vector: Tensor) -> dict[str, float]:
-    """Metrics by their MLflow names, from summed statistics. A mean over nothing is left out."""
+    """Metrics by their MLflow names, from summed statistics. A mean over nothing is left out.
+
+    ``nll`` is the readout's for every objective, what decoding samples from; ``loss`` is what is minimised.
+    """
     at = dict(zip(names, vector.tolist(), strict=True))
     depths = sum(name.startswith("executed/") for name in names)
     out: dict[str, float] = {
@@ -117,7 +121,8 @@ def summarise(names: list[str], vector: Tensor) -> dict[str, float]:
         if count:
             out[name] = total / count
 
-    mean("nll", at["lm_loss"], at["supervised"])
+    mean("loss", at["loss"], at["supervised"])
+    mean("nll", at["readout_loss"], at["supervised"])
     mean("decider_loss", at["decider_loss"], at["supervised"])
     mean(
         "mean_depth",
