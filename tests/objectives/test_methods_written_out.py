@@ -156,8 +156,13 @@ def router_auxiliary(model: LoopedLM, rows: PackedRows, config: ObjectiveConfig)
     for depth, ran in enumerate(trace.depths[: DEPTHS - 1], start=1):
         for place, t in enumerate(ran.index.tolist()):
             if rows.supervised[t]:
-                g = torch.sigmoid(router[depth] @ ran.passed.x[place].detach())
+                logit = router[depth] @ ran.passed.x[place].detach()
+                g = torch.sigmoid(logit)
                 terms.append(-config.router_weight * (g if chosen[t] > depth else 1 - g).log())
+                terms.append(config.router_z_weight * logit.exp().log() ** 2)
+    for t in supervised(rows):  # the first recursion takes every row, and its router weighs it
+        first = router[0] @ trace.depths[0].passed.state.u[t].detach()
+        terms.append(config.router_z_weight * first.exp().log() ** 2)
     return torch.stack(terms).sum()
 
 
@@ -186,6 +191,7 @@ def router_balance(model: LoopedLM, rows: PackedRows, config: ObjectiveConfig) -
         ("ouro-adaptive", gate_gain, {}),
         ("tah-decider", oracle_labels, {}),
         ("mor-expert", router_auxiliary, {"router_weight": 0.9}),
+        ("mor-expert", router_auxiliary, {"router_weight": 0.9, "router_z_weight": 0.4}),
         ("mor-token", router_balance, {"balance_weight": 0.5, "z_weight": 0.3}),
     ],
 )
@@ -200,10 +206,10 @@ def test_loss_and_gradients_equal_the_formula(name, formula, options):
         assert learning == {key for key, _ in model.named_parameters() if key.startswith("decider.")}
 
 
-def test_the_auxiliary_loss_teaches_the_router_alone():
+def test_auxiliary_and_z_loss_teach_the_router_alone():
     model, rows, found = model_of("mor-expert"), rows_of(), []
     for weight in (0.0, 5.0):
-        loss, _ = TrainingRoot(model, config_of(router_weight=weight))(*rows)
+        loss, _ = TrainingRoot(model, config_of(router_weight=weight, router_z_weight=weight))(*rows)
         model.zero_grad()
         loss.backward()
         found.append({key: value.grad for key, value in model.named_parameters()})

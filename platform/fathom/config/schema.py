@@ -109,9 +109,10 @@ class ObjectiveConfig(Section):
     capacity_warmup_ratio: float = Field(
         default=0.0, ge=0.0, le=1.0, description="MoR: share of steps over which capacities come down, by a cosine"
     )
-    router_weight: float = Field(default=0.001, ge=0.0, description="MoR: of the auxiliary loss")
-    balance_weight: float = Field(default=0.01, ge=0.0, description="MoR token choice")
-    z_weight: float = Field(default=0.001, ge=0.0, description="MoR token choice")
+    router_weight: float = Field(default=0.001, ge=0.0, description="MoR expert choice: of the auxiliary loss")
+    router_z_weight: float = Field(default=0.0, ge=0.0, description="MoR expert choice: of the z-loss, an option")
+    balance_weight: float = Field(default=0.01, ge=0.0, description="MoR token choice: of the balance loss")
+    z_weight: float = Field(default=0.001, ge=0.0, description="MoR token choice: of the z-loss")
 
 
 class OptimizerConfig(Section):

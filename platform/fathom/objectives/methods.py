@@ -95,9 +95,11 @@ def oracle_labels(context: Context) -> Loss:
 def router_auxiliary(context: Context) -> Loss:
     """-log q, and BCE of the router against what the top-k chose, so that a threshold can decode (MoR, methods 7.2).
 
-    The auxiliary loss reads detached states: it teaches the router alone.
+    Optionally the z-loss, of every recursion's router; log-sum-exp of its one output is that output. Both read detached
+    states: they teach the router alone.
     """
-    model, total = context.model, context.trace.log_prob.new_zeros(())
+    model, z_weight = context.model, context.config.router_z_weight
+    total, z_loss = context.trace.log_prob.new_zeros(()), context.trace.log_prob.new_zeros(())
     for ran in context.trace.depths:
         if ran.continue_logit is None:
             continue
@@ -107,8 +109,15 @@ def router_auxiliary(context: Context) -> Loss:
         assert logit is not None
         chosen = ran.goes_on[keep].to(logit.dtype)
         total = total + F.binary_cross_entropy_with_logits(logit[keep], chosen, reduction="sum")
+        z_loss = z_loss + logit[keep].square().sum()
     language = -context.trace.log_prob[context.rows.supervised].sum()
-    return _loss(language, total, context.config.router_weight)
+    loss = _loss(language, total, context.config.router_weight)
+    if not z_weight or model.decider is None:
+        return loss
+    plan = model.decider.plan(context.trace.depths[0].passed.state.u.detach())
+    if plan is not None:
+        z_loss = z_loss + plan.logits[context.rows.supervised].square().sum()
+    return loss._replace(total=loss.total + z_weight * z_loss)
 
 
 def router_balance(context: Context) -> Loss:
