@@ -10,6 +10,7 @@ import torch
 
 from fathom.errors import ConfigError
 from fathom.model.looped import LoopedLM
+from fathom_serve.engine.door import Door
 from fathom_serve.engine.flight import Flight, Piece
 from fathom_serve.engine.limits import EngineLimits
 from fathom_serve.engine.request import (
@@ -25,7 +26,6 @@ from fathom_serve.engine.request import (
 from fathom_serve.engine.runner import Runner
 from fathom_serve.engine.sample import choose
 from fathom_serve.kv.pool import PagePool
-from fathom_serve.kv.streams import pages_for
 from fathom_serve.text.stream import TextStream
 
 log = logging.getLogger(__name__)
@@ -67,8 +67,9 @@ class Engine:
         self.limits = limits
         self.decode = decode
         self.stop_ids = stop_ids
-        self.context = min(limits.context_tokens or model.config.max_positions, model.config.max_positions)
         self.pool = make_pool(model, limits)
+        self.door = Door(model, limits, self.pool.pages)
+        self.context = self.door.context
         self.runner = Runner(model, self.pool, limits.head_rows)
         self.queue: deque[Flight] = deque()
         self.active: list[Flight] = []
@@ -90,7 +91,9 @@ class Engine:
         Raises:
             RequestRefused: invalid (400), larger than the pool even alone (400), or the queue is full (503).
         """
-        flight = self._flight(request)
+        terms, text = self.door.check(request), TextStream(self.decode, request.sampling.stop)
+        pages = terms.pages * request.sampling.n
+        flight = Flight(request, terms.max_depth, terms.threshold, self.pool, pages, text)
         line = [*self.queue, flight]
         # Those whom the next tick takes in do not wait: many that arrive between two ticks may fill every place.
         if len(line) - self._admissible(line) > self.limits.max_queued:
@@ -127,11 +130,12 @@ class Engine:
         pieces = self._plan()
         outcomes = self.runner.execute(pieces)
         self.ticks += 1
-        told: list[Told] = []
+        settled: list[Flight] = []
         for piece, outcome in zip(pieces, outcomes, strict=True):
             piece.flight.advance(piece, outcome)
             if piece.flight.wave.done:
-                told += self._settle(piece.flight)
+                settled += self._choices(piece.flight)
+        told = [event for flight in settled for event in self._settle(flight)]
         if self.limits.books == "tick" or not self.active:
             self.check_books()
         return told
@@ -143,66 +147,15 @@ class Engine:
             if len(flight.streams.held()) > flight.reserved:
                 raise RuntimeError(f"request {flight.request.id} holds more pages than it reserved")
 
-    def _flight(self, request: Request) -> Flight:
-        max_depth, threshold = self._depth(request)
-        room = self.context - len(request.prompt)
-        length, answer = len(request.prompt), request.sampling.max_tokens
-        if not length:
-            raise _refused("the prompt is empty", "messages", "empty_prompt")
-        if room < 1:
-            raise _refused(
-                f"the prompt has {length} tokens; this model takes {self.context} for prompt and answer",
-                "messages",
-                "context_length_exceeded",
-            )
-        if answer > room:
-            raise _refused(
-                f"max_tokens {answer} with a prompt of {length} tokens is more than the {self.context} that "
-                f"this model takes: ask for at most {room}",
-                "max_tokens",
-                "context_length_exceeded",
-            )
-        pages = self._worst_case(request, max_depth)
-        if pages > self.pool.pages:
-            raise _refused(
-                f"the request may need {pages} pages of keys and values, the server has {self.pool.pages}: "
-                "shorten the prompt, or lower max_tokens or depth.max_depth",
-                "max_tokens",
-                "memory_exceeded",
-            )
-        return Flight(request, max_depth, threshold, self.pool, pages, TextStream(self.decode, request.sampling.stop))
-
-    def _depth(self, request: Request) -> tuple[int, float]:
-        method, asked = self.model.method, request.depth
-        if asked.max_depth is not None and not 1 <= asked.max_depth <= method.max_depth:
-            raise _refused(
-                f"depth.max_depth is {asked.max_depth}; this model has depths 1 to {method.max_depth}",
-                "depth.max_depth",
-                "depth_out_of_range",
-            )
-        if asked.tau_exit is not None and not self.model.routing.dial:
-            raise _refused(
-                f"depth.tau_exit: method {method.name!r} has no threshold to set, its exit rule is {method.routing!r}",
-                "depth.tau_exit",
-                "unsupported_parameter",
-            )
-        threshold = method.threshold if asked.tau_exit is None else asked.tau_exit
-        return asked.max_depth or method.max_depth, threshold
-
-    def _worst_case(self, request: Request, max_depth: int) -> int:
-        """Pages if every row that may go deep does. The last token of an answer never runs."""
-        positions = len(request.prompt) + request.sampling.max_tokens - 1
-        deep = request.sampling.max_tokens if self.model.method.routing == "generating_rows" else positions
-        rows = self.limits.page_rows
-        return pages_for(positions, rows) + (max_depth - 1) * pages_for(deep, rows)
-
     def _admissible(self, line: Sequence[Flight]) -> int:
         """How many from the front of the line have a place now. First come, first served: the head waits until its
         worst case fits, and nobody passes it."""
-        places, room = self.limits.max_active - len(self.active), self.pool.pages - self.reserved
+        places = self.limits.max_active - sum(flight.places for flight in self.active)
+        room = self.pool.pages - self.reserved
         for count, flight in enumerate(line):
+            places -= flight.places
             room -= flight.reserved
-            if count == places or room < 0:
+            if places < 0 or room < 0:
                 return count
         return len(line)
 
@@ -226,14 +179,26 @@ class Engine:
                 pieces.append(piece)
         return pieces
 
+    def _choices(self, flight: Flight) -> list[Flight]:
+        """A flight whose wave is done; where that was the prompt, with those that write its other answers."""
+        if flight.answering:
+            return [flight]
+        flight.reserved //= flight.request.sampling.n
+        others = [flight.fork(choice) for choice in range(1, flight.request.sampling.n)]
+        self.active += others
+        return [flight, *others]
+
     def _settle(self, flight: Flight) -> list[Told]:
         """Sample a flight whose wave is done. A fault here is one request's own."""
         name = flight.request.id
+        if flight not in self.active:
+            # Another answer of its request failed in this tick.
+            return []
         try:
             return [Told(name, event) for event in self._answer(flight)]
         except Exception as error:
             log.exception("request %s failed while sampling", name)
-            self._end(flight)
+            self.abort(name)
             return [Told(name, Failed(500, f"sampling failed: {error}", None, "internal_error"))]
 
     def _answer(self, flight: Flight) -> list[Event]:
@@ -244,17 +209,20 @@ class Engine:
         settled = [] if ends else flight.text.push(token)
         stopped = ends or flight.text.stopped
         if not stopped and len(flight.answer_depths) < sampling.max_tokens:
-            return [Progress(settled)] if settled else []
+            return [Progress(settled, flight.choice)] if settled else []
         settled += flight.text.finish()
         self._end(flight)
-        last = Finished("stop" if stopped else "length", flight.usage(self.model.method.max_depth))
-        return [Progress(settled), last] if settled else [last]
+        left = sum(other.request.id == flight.request.id for other in self.active)
+        usage = flight.usage(self.model.method.max_depth)
+        last = Finished("stop" if stopped else "length", usage, flight.choice, left)
+        return [Progress(settled, flight.choice), last] if settled else [last]
 
     @torch.inference_mode()
     def _sample(self, flight: Flight) -> Token:
         position = len(flight.ids) - 1
         mixture = self.model.mix(flight.log_probs, flight.gates)
-        token = choose(mixture, flight.request.sampling, 0, position)
+        answer = flight.ids[flight.prompt_tokens :]
+        token = choose(mixture, flight.request.sampling, flight.request.prompt, answer, flight.choice, position)
         return Token(
             token,
             "",
@@ -271,10 +239,6 @@ class Engine:
     def _end(self, flight: Flight) -> None:
         flight.streams.release()
         self.active.remove(flight)
-
-
-def _refused(message: str, param: str, code: str) -> RequestRefused:
-    return RequestRefused(Failed(400, message, param, code))
 
 
 def make_pool(model: LoopedLM, limits: EngineLimits) -> PagePool:

@@ -118,6 +118,7 @@ class Flight:
         pool: where its keys and values go.
         reserved: pages of its worst case, set aside until it ends.
         text: turns its tokens into text.
+        choice: which of the request's answers this is.
     """
 
     def __init__(
@@ -128,8 +129,10 @@ class Flight:
         pool: PagePool,
         reserved: int,
         text: TextStream,
+        choice: int = 0,
     ) -> None:
         self.request = request
+        self.choice = choice
         self.max_depth = max_depth
         self.threshold = threshold
         self.streams = RequestStreams(pool)
@@ -146,6 +149,11 @@ class Flight:
     def prompt_tokens(self) -> int:
         """Length of the prompt."""
         return len(self.request.prompt)
+
+    @property
+    def places(self) -> int:
+        """How many answers it stands for."""
+        return 1 if self.answering else self.request.sampling.n
 
     @property
     def answering(self) -> bool:
@@ -187,6 +195,17 @@ class Flight:
         self.depths.append(0)
         self.wave = Wave([len(self.ids) - 1])
         self.log_probs, self.gates = [], []
+
+    def fork(self, choice: int) -> "Flight":
+        """Another answer to the same prompt, which has just been read."""
+        text = TextStream(self.text.decode, self.text.stop)
+        other = Flight(
+            self.request, self.max_depth, self.threshold, self.streams.pool, self.reserved, text, choice
+        )
+        other.streams = self.streams.fork()
+        other.depths, other.wave = list(self.depths), self.wave
+        other.log_probs, other.gates = self.log_probs, self.gates
+        return other
 
     def usage(self, model_depth: int) -> DepthUsage:
         """Depths so far; the histogram has one entry per depth of the model."""

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from fathom_serve.engine.engine import Engine
-from fathom_serve.engine.request import Accepted, Event, Failed, Finished, Request, RequestRefused
+from fathom_serve.engine.request import Accepted, Event, Failed, Request, RequestRefused, closes
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,8 @@ class EngineLoop:
         return None
 
     async def stream(self, request: Request) -> AsyncGenerator[list[Event], None]:
-        """A request's events, in lists as they come: ``Accepted`` first, ``Finished`` or ``Failed`` last.
+        """A request's events, in lists as they come: ``Accepted`` first, ``Failed`` or the ``Finished`` of
+        the last of its answers at the end.
 
         Closing the generator early, or cancelling its reader, aborts the request and frees its pages.
         """
@@ -78,7 +79,7 @@ class EngineLoop:
         try:
             while not ended:
                 events = await reader.queue.get()
-                ended = isinstance(events[-1], Finished | Failed)
+                ended = closes(events[-1])
                 yield events
         finally:
             if not ended:
@@ -143,7 +144,7 @@ class EngineLoop:
             reader = self._readers.get(request_id)
             if reader is not None:
                 by_loop.setdefault(reader.loop, []).append((reader.queue, events))
-            if isinstance(events[-1], Finished | Failed):
+            if closes(events[-1]):
                 self._readers.pop(request_id, None)
         for loop, deliveries in by_loop.items():
             if not loop.is_closed():

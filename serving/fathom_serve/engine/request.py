@@ -16,6 +16,13 @@ class Sampling:
         stop: texts that end the answer and are not part of it.
         top_logprobs: alternatives reported per token; None reports no log-probabilities.
         ignore_stop_tokens: generate ``max_tokens`` whatever comes.
+        top_k: keep so many of the most probable tokens, and those as probable as the last of them; 0 keeps all.
+        min_p: keep tokens at least so probable, relative to the most probable.
+        repetition_penalty: multiplies the log-probability of every token of prompt or answer; 1 changes nothing.
+        presence_penalty: subtracted from that of every token of the answer.
+        frequency_penalty: likewise, once per occurrence.
+        logit_bias: added to tokens' log-probabilities: pairs of token id and bias.
+        n: answers; the prompt runs once.
     """
 
     temperature: float = 1.0
@@ -25,6 +32,13 @@ class Sampling:
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
     ignore_stop_tokens: bool = False
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    n: int = 1
 
 
 @dataclass(frozen=True)
@@ -59,13 +73,13 @@ class Alternative(NamedTuple):
 
 
 class Token(NamedTuple):
-    """A generated token. The texts of all tokens, joined, are the answer.
+    """A generated token. The texts of an answer's tokens, joined, are the answer.
 
     Attributes:
         id: token id.
         text: what it adds to the answer; empty for half a character, whose other half brings the whole.
         depth: how many depths the row ran that predicted it.
-        logprob: log-probability under the mixture, before temperature and top_p.
+        logprob: log-probability under the mixture, before penalties, temperature and what is left out.
         alternatives: the most probable tokens, when asked for.
     """
 
@@ -117,16 +131,31 @@ class Accepted(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Tokens whose text is settled."""
+    """Tokens whose text is settled.
+
+    Attributes:
+        tokens: in order.
+        choice: which of the request's n answers they belong to, from 0.
+    """
 
     tokens: list[Token]
+    choice: int = 0
 
 
 class Finished(NamedTuple):
-    """The last event of an answer; ``reason`` is ``stop`` or ``length``."""
+    """The last event of an answer.
+
+    Attributes:
+        reason: ``stop`` or ``length``.
+        usage: of this answer.
+        choice: which of the request's n answers has ended.
+        left: how many of them are still being written; the request's last event has 0.
+    """
 
     reason: str
     usage: DepthUsage
+    choice: int = 0
+    left: int = 0
 
 
 class Failed(NamedTuple):
@@ -148,6 +177,11 @@ class Failed(NamedTuple):
 
 
 Event = Accepted | Progress | Finished | Failed
+
+
+def closes(event: Event) -> bool:
+    """Whether a request has no further events."""
+    return isinstance(event, Failed) or (isinstance(event, Finished) and event.left == 0)
 
 
 class RequestRefused(Exception):

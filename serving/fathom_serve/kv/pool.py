@@ -1,8 +1,10 @@
 """One pool of pages for all requests, depths and layers, with books that must balance.
 
-A page holds ``page_rows`` entries of every layer; it has no depth and no owner of its own. Entry ``i`` of page ``p`` is
-slot ``p * page_rows + i`` in every layer's tensor.
+A page holds ``page_rows`` entries of every layer; it has no depth of its own, and several streams may hold it as long as
+none of them writes to it. Entry ``i`` of page ``p`` is slot ``p * page_rows + i`` in every layer's tensor.
 """
+
+from collections import Counter
 
 import torch
 from torch import Tensor
@@ -37,7 +39,7 @@ class PagePool:
         self.keys: Tensor = torch.empty(shape, dtype=dtype, device=device)
         self.values: Tensor = torch.empty(shape, dtype=dtype, device=device)
         self._free = list(range(pages - 1, -1, -1))
-        self._used: set[int] = set()
+        self._holders = [0] * pages
 
     @property
     def free(self) -> int:
@@ -46,46 +48,68 @@ class PagePool:
 
     @property
     def used(self) -> int:
-        """Pages that streams hold."""
-        return len(self._used)
+        """Pages that somebody holds."""
+        return self.pages - len(self._free)
 
     def take(self) -> int:
-        """A free page, now used.
+        """A free page, now held once.
 
         Raises:
-            RuntimeError: none is left. Admission reserves the worst case, so this is a defect, never a reason to
+            RuntimeError: none is left. Whoever plans a tick makes room first, so this is a defect, never a reason to
                 sample a token early.
         """
         if not self._free:
-            raise RuntimeError("no page is free although admission reserved the worst case")
+            raise RuntimeError("no page is free although the plan made room")
         page = self._free.pop()
-        self._used.add(page)
+        self._holders[page] = 1
         return page
 
-    def give_back(self, pages: list[int]) -> None:
-        """Free pages that :meth:`take` gave.
+    def share(self, pages: list[int]) -> None:
+        """One more holder for pages that somebody holds.
 
         Raises:
-            RuntimeError: a page is not in use (freed twice).
+            RuntimeError: a page is free.
         """
         for page in pages:
-            if page not in self._used:
+            if not self._holders[page]:
+                raise RuntimeError(f"page {page} is shared but nobody holds it")
+            self._holders[page] += 1
+
+    def shared(self, page: int) -> bool:
+        """Whether more than one holds it, so that nobody may write to it."""
+        return self._holders[page] > 1
+
+    def give_back(self, pages: list[int]) -> None:
+        """One holder less; a page without holders is free.
+
+        Raises:
+            RuntimeError: nobody holds a page (freed twice).
+        """
+        for page in pages:
+            if not self._holders[page]:
                 raise RuntimeError(f"page {page} is given back but nobody holds it")
-            self._used.remove(page)
-            self._free.append(page)
+            self._holders[page] -= 1
+            if not self._holders[page]:
+                self._free.append(page)
+
+    def copy(self, source: int, target: int) -> None:
+        """All entries of one page into another."""
+        rows = self.page_rows
+        for entries in (self.keys, self.values):
+            entries[:, target * rows : (target + 1) * rows] = entries[:, source * rows : (source + 1) * rows]
 
     def check(self, held: list[int]) -> None:
-        """Books: free + used = total, no page twice, and the streams hold exactly the used pages.
+        """Books: every page is either free or held exactly by those who say so.
 
         Args:
-            held: the pages of all living streams.
+            held: the pages of all living holders, once per holder.
 
         Raises:
             RuntimeError: the books do not balance.
         """
-        distinct = set(self._free)
-        whole = self.free + self.used == self.pages and not distinct & self._used and len(distinct) == self.free
-        if not whole:
+        free = set(self._free)
+        if len(free) != self.free or any(bool(self._holders[page]) == (page in free) for page in range(self.pages)):
             raise RuntimeError(f"page books: {self.free} free + {self.used} used is not {self.pages} in all")
-        if len(held) != self.used or set(held) != self._used:
-            raise RuntimeError(f"page books: streams hold {len(held)} pages, the pool counts {self.used} used")
+        counted = {page: count for page, count in enumerate(self._holders) if count}
+        if Counter(held) != counted:
+            raise RuntimeError(f"page books: {len(held)} pages are held, the pool counts {sum(counted.values())}")

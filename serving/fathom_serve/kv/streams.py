@@ -8,25 +8,72 @@ from fathom_serve.kv.pool import PagePool
 
 class Stream:
     """The keys and values of one request at one depth. Entry i belongs to token ``positions[i]``; positions increase,
-    with gaps where tokens stopped earlier."""
+    with gaps where tokens stopped earlier.
 
-    def __init__(self) -> None:
+    Args:
+        pool: where the pages come from.
+    """
+
+    def __init__(self, pool: PagePool) -> None:
+        self.pool = pool
         self.pages: list[int] = []
-        self.positions: list[int] = []
+        self.count = 0
+        self._room = 0
+        # Positions and slots; grows by doubling, so that a tick's work does not grow with the context.
+        self._entries = torch.empty(2, pool.page_rows, dtype=torch.int64)
 
-    def append(self, pool: PagePool, positions: list[int]) -> None:
+    @property
+    def positions(self) -> Tensor:
+        """Token positions int64 ``[entries]``."""
+        return self._entries[0, : self.count]
+
+    @property
+    def slots(self) -> Tensor:
+        """Slot numbers int64 ``[entries]``."""
+        return self._entries[1, : self.count]
+
+    def append(self, positions: list[int]) -> None:
         """Make room for entries of these token positions, in increasing order."""
-        if self.positions and positions and positions[0] <= self.positions[-1]:
-            raise RuntimeError(f"position {positions[0]} after {self.positions[-1]}: a stream is append-only")
-        self.positions += positions
-        while len(self.pages) * pool.page_rows < len(self.positions):
-            self.pages.append(pool.take())
+        if self.count and positions and positions[0] <= int(self.positions[-1]):
+            raise RuntimeError(f"position {positions[0]} after {int(self.positions[-1])}: a stream is append-only")
+        start = 0
+        while start < len(positions):
+            if not self._room:
+                self.pages.append(self.pool.take())
+                self._room = self.pool.page_rows
+            elif self.pool.shared(self.pages[-1]):
+                self._own_last_page()
+            stop = min(start + self._room, len(positions))
+            self._write(positions[start:stop])
+            start = stop
 
-    def slots(self, pool: PagePool) -> Tensor:
-        """Slot numbers int64 ``[entries]`` of all entries, in order."""
-        pages = torch.tensor(self.pages, dtype=torch.int64)
-        grid = pages[:, None] * pool.page_rows + torch.arange(pool.page_rows)[None, :]
-        return grid.reshape(-1)[: len(self.positions)]
+    def fork(self) -> "Stream":
+        """The same entries for another answer; the pages are shared until one of the two writes to the last."""
+        other = Stream(self.pool)
+        self.pool.share(self.pages)
+        other.pages, other.count, other._room = list(self.pages), self.count, self._room
+        other._entries = self._entries.clone()
+        return other
+
+    def _own_last_page(self) -> None:
+        """Copy on write: the last page has room, but others hold it too."""
+        old, new = self.pages[-1], self.pool.take()
+        self.pool.copy(old, new)
+        self.pool.give_back([old])
+        self.pages[-1] = new
+        rows = self.pool.page_rows
+        self.slots[self.count - (rows - self._room) :] += (new - old) * rows
+
+    def _write(self, positions: list[int]) -> None:
+        """Entries on the last page, which has room for them."""
+        count, slot = len(positions), (self.pages[-1] + 1) * self.pool.page_rows - self._room
+        while self.count + count > self._entries.shape[1]:
+            self._entries = torch.cat((self._entries, torch.empty_like(self._entries)), dim=1)
+        new = self._entries[:, self.count : self.count + count]
+        new[0] = torch.tensor(positions)
+        new[1] = torch.arange(slot, slot + count)
+        self.count += count
+        self._room -= count
 
 
 class RequestStreams:
@@ -39,8 +86,14 @@ class RequestStreams:
     def append(self, depth: int, positions: list[int]) -> None:
         """Make room at ``depth`` (1-based) for entries of these positions."""
         while len(self.by_depth) < depth:
-            self.by_depth.append(Stream())
-        self.by_depth[depth - 1].append(self.pool, positions)
+            self.by_depth.append(Stream(self.pool))
+        self.by_depth[depth - 1].append(positions)
+
+    def fork(self) -> "RequestStreams":
+        """The same entries for another answer to the same prompt."""
+        other = RequestStreams(self.pool)
+        other.by_depth = [stream.fork() for stream in self.by_depth]
+        return other
 
     def held(self) -> list[int]:
         """All pages of this request."""

@@ -64,12 +64,12 @@ class PagedStreams:
 
 def _segment(rule: str, pool: PagePool, run: Run, rows: slice) -> _Segment:
     """Leave out keys that no row of the run sees, and the mask where every row sees all that remain."""
-    streams = [torch.tensor(stream.positions) for stream in run.streams.by_depth[: run.depth]]
+    streams = [stream.positions for stream in run.streams.by_depth[: run.depth]]
     places = torch.tensor(run.positions)
     query = row_meta(torch.zeros_like(places), places, run.depth)
     slots, seen = [], []
     for number, positions in enumerate(streams):
-        slots.append(run.streams.by_depth[number].slots(pool))
+        slots.append(run.streams.by_depth[number].slots)
         key = row_meta(torch.zeros_like(positions), positions, number + 1)
         if number + 1 < run.depth:
             # A token of which no deeper key exists by now stopped here: deeper rows run in order of position.

@@ -1,0 +1,126 @@
+"""What an engine refuses at the door, and what it makes of the rest."""
+
+import math
+from typing import NamedTuple
+
+from fathom.model.looped import LoopedLM
+from fathom_serve.engine.limits import EngineLimits
+from fathom_serve.engine.request import Depth, Failed, Request, RequestRefused, Sampling
+from fathom_serve.kv.streams import pages_for
+
+
+class Terms(NamedTuple):
+    """What a request got.
+
+    Attributes:
+        max_depth: its M.
+        threshold: its tau.
+        pages: of one answer, if every row that may go deep does.
+    """
+
+    max_depth: int
+    threshold: float
+    pages: int
+
+
+class Door:
+    """Checks requests against a model and the engine's sizes.
+
+    Args:
+        model: the model.
+        limits: the engine's.
+        pages: of its pool.
+    """
+
+    def __init__(self, model: LoopedLM, limits: EngineLimits, pages: int) -> None:
+        self.model = model
+        self.limits = limits
+        self.pages = pages
+        self.context = min(limits.context_tokens or model.config.max_positions, model.config.max_positions)
+
+    def check(self, request: Request) -> Terms:
+        """The terms of a request that can be served.
+
+        Raises:
+            RequestRefused: it cannot (400); says why and what to change.
+        """
+        self._check_length(request)
+        self._check_sampling(request.sampling)
+        max_depth, threshold = self._depth(request.depth)
+        pages = self._worst_case(request, max_depth)
+        if pages > self.pages:
+            raise refused(
+                f"the request may need {pages} pages of keys and values, the server has {self.pages}: "
+                "shorten the prompt, or lower max_tokens or depth.max_depth",
+                "max_tokens",
+                "memory_exceeded",
+            )
+        return Terms(max_depth, threshold, pages)
+
+    def _check_length(self, request: Request) -> None:
+        length, answer = len(request.prompt), request.sampling.max_tokens
+        room = self.context - length
+        if not length:
+            raise refused("the prompt is empty", "messages", "empty_prompt")
+        if room < 1:
+            raise refused(
+                f"the prompt has {length} tokens; this model takes {self.context} for prompt and answer",
+                "messages",
+                "context_length_exceeded",
+            )
+        if answer > room:
+            raise refused(
+                f"max_tokens {answer} with a prompt of {length} tokens is more than the {self.context} that "
+                f"this model takes: ask for at most {room}",
+                "max_tokens",
+                "context_length_exceeded",
+            )
+
+    def _check_sampling(self, asked: Sampling) -> None:
+        vocab, most = self.model.config.vocab_size, self.limits.max_active
+        strange = [token for token, bias in asked.logit_bias if not (0 <= token < vocab and math.isfinite(bias))]
+        rules = (
+            ("temperature", asked.temperature, 0 <= asked.temperature < math.inf, "0 or more"),
+            ("top_p", asked.top_p, 0 < asked.top_p <= 1, "above 0 and at most 1"),
+            ("top_k", asked.top_k, asked.top_k >= 0, "0 (all tokens) or more"),
+            ("min_p", asked.min_p, 0 <= asked.min_p <= 1, "0 to 1"),
+            ("max_tokens", asked.max_tokens, asked.max_tokens >= 1, "1 or more"),
+            ("repetition_penalty", asked.repetition_penalty, 0 < asked.repetition_penalty < math.inf, "above 0"),
+            ("presence_penalty", asked.presence_penalty, math.isfinite(asked.presence_penalty), "a number"),
+            ("frequency_penalty", asked.frequency_penalty, math.isfinite(asked.frequency_penalty), "a number"),
+            ("top_logprobs", asked.top_logprobs, 0 <= (asked.top_logprobs or 0) <= vocab, f"0 to {vocab}"),
+            ("logit_bias", strange[:1], not strange, f"finite numbers for token ids 0 to {vocab - 1}"),
+            ("n", asked.n, 1 <= asked.n <= most, f"1 to {most}, the answers that this server writes at once"),
+        )
+        for name, value, fine, allowed in rules:
+            if not fine:
+                raise refused(f"{name} is {value}: it must be {allowed}", name, "value_out_of_range")
+
+    def _depth(self, asked: Depth) -> tuple[int, float]:
+        method = self.model.method
+        if asked.max_depth is not None and not 1 <= asked.max_depth <= method.max_depth:
+            raise refused(
+                f"depth.max_depth is {asked.max_depth}; this model has depths 1 to {method.max_depth}",
+                "depth.max_depth",
+                "depth_out_of_range",
+            )
+        if asked.tau_exit is not None and not self.model.routing.dial:
+            raise refused(
+                f"depth.tau_exit: method {method.name!r} has no threshold to set, its exit rule is {method.routing!r}",
+                "depth.tau_exit",
+                "unsupported_parameter",
+            )
+        threshold = method.threshold if asked.tau_exit is None else asked.tau_exit
+        return asked.max_depth or method.max_depth, threshold
+
+    def _worst_case(self, request: Request, max_depth: int) -> int:
+        """Pages if every row that may go deep does. The last token of an answer never runs."""
+        positions = len(request.prompt) + request.sampling.max_tokens - 1
+        deep = request.sampling.max_tokens if self.model.method.routing == "generating_rows" else positions
+        rows = self.limits.page_rows
+        return pages_for(positions, rows) + (max_depth - 1) * pages_for(deep, rows)
+
+
+def refused(message: str, param: str, code: str) -> RequestRefused:
+    """A 400 that names the field at fault."""
+    return RequestRefused(Failed(400, message, param, code))
