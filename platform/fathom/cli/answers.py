@@ -63,11 +63,10 @@ def _submit(engine: "Engine", number: int, prompt: Sequence[int], sampling: Samp
     )
     depth = request.Depth(sampling.threshold, sampling.max_depth)
     try:
-        engine.submit(request.Request(str(number), tuple(prompt), chosen, depth))
+        return engine.submit(request.Request(str(number), tuple(prompt), chosen, depth))
     except request.RequestRefused as refused:
         engine.abandon()
         raise ConfigError(f"prompt {number + 1}: {refused.failed.message}", "lower --max-tokens or --samples") from None
-    return engine.queue[-1]
 
 
 def _run(engine: "Engine", count: int) -> None:

@@ -8,6 +8,8 @@ from fathom_serve.engine.limits import EngineLimits
 from fathom_serve.engine.request import Depth, Failed, Request, RequestRefused, Sampling
 from fathom_serve.kv.streams import pages_for
 
+MAX_PRIORITY = 10
+
 
 class Terms(NamedTuple):
     """What a request got.
@@ -16,11 +18,13 @@ class Terms(NamedTuple):
         max_depth: its M.
         threshold: its tau.
         pages: of one answer, if every row that may go deep does.
+        answer_pages: of a further answer to the same prompt, likewise.
     """
 
     max_depth: int
     threshold: float
     pages: int
+    answer_pages: int
 
 
 class Door:
@@ -46,6 +50,12 @@ class Door:
         """
         self._check_length(request)
         self._check_sampling(request.sampling)
+        if abs(request.priority) > MAX_PRIORITY:
+            raise refused(
+                f"priority is {request.priority}: it must be -{MAX_PRIORITY} to {MAX_PRIORITY}",
+                "priority",
+                "value_out_of_range",
+            )
         max_depth, threshold = self._depth(request.depth)
         pages = self._worst_case(request, max_depth)
         if pages > self.pages:
@@ -55,7 +65,9 @@ class Door:
                 "max_tokens",
                 "memory_exceeded",
             )
-        return Terms(max_depth, threshold, pages)
+        # Beside its own rows a further answer copies a page that it shares in part, at each depth.
+        own = pages_for(request.sampling.max_tokens, self.limits.page_rows) + 1
+        return Terms(max_depth, threshold, pages, max_depth * own)
 
     def _check_length(self, request: Request) -> None:
         length, answer = len(request.prompt), request.sampling.max_tokens

@@ -2,8 +2,9 @@
 
 import logging
 import math
-from collections import deque
+from bisect import insort
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from fathom.errors import ConfigError
 from fathom.model.looped import LoopedLM
 from fathom_serve.engine.door import Door
 from fathom_serve.engine.flight import Flight, Piece
+from fathom_serve.engine.forecast import Forecast
 from fathom_serve.engine.limits import EngineLimits
 from fathom_serve.engine.request import (
     Alternative,
@@ -25,10 +27,13 @@ from fathom_serve.engine.request import (
 )
 from fathom_serve.engine.runner import Runner
 from fathom_serve.engine.sample import choose
+from fathom_serve.engine.schedule import POLICIES, order_of
 from fathom_serve.kv.pool import PagePool
 from fathom_serve.text.stream import TextStream
 
 log = logging.getLogger(__name__)
+
+by_order = attrgetter("order")
 
 
 class Told(NamedTuple):
@@ -40,6 +45,9 @@ class Told(NamedTuple):
 
 class Engine:
     """Continuous batching over depths, for one model.
+
+    A request is let in when the pages that it is expected to need are free. Where more are needed after all, the newest
+    request gives its pages up and repeats its rows later: a lack of memory takes time, and never a depth.
 
     Args:
         model: a looped model in evaluation mode, in its serving dtype.
@@ -71,53 +79,57 @@ class Engine:
         self.door = Door(model, limits, self.pool.pages)
         self.context = self.door.context
         self.runner = Runner(model, self.pool, limits.head_rows)
-        self.queue: deque[Flight] = deque()
+        self.policy = POLICIES[limits.policy]
+        self.forecast = Forecast()
+        self.queue: list[Flight] = []
         self.active: list[Flight] = []
         self.ticks = 0
+        self.preemptions = 0
+        self._submitted = 0
 
     @property
     def busy(self) -> bool:
         """Whether a tick would do anything."""
         return bool(self.active or self.queue)
 
-    @property
-    def reserved(self) -> int:
-        """Pages set aside for the requests in flight."""
-        return sum(flight.reserved for flight in self.active)
-
-    def submit(self, request: Request) -> None:
-        """Queue a request.
+    def submit(self, request: Request) -> Flight:
+        """Queue a request; returns its first answer, to look at.
 
         Raises:
             RequestRefused: invalid (400), larger than the pool even alone (400), or the queue is full (503).
         """
         terms, text = self.door.check(request), TextStream(self.decode, request.sampling.stop)
-        pages = terms.pages * request.sampling.n
-        flight = Flight(request, terms.max_depth, terms.threshold, self.pool, pages, text)
-        line = [*self.queue, flight]
+        order = order_of(self.ticks, request.priority, self.limits.ageing_ticks, self._submitted)
+        flight = Flight(request, terms, order, self.pool, text)
+        line = list(self.queue)
+        insort(line, flight, key=by_order)
         # Those whom the next tick takes in do not wait: many that arrive between two ticks may fill every place.
-        if len(line) - self._admissible(line) > self.limits.max_queued:
-            raise RequestRefused(
-                Failed(
-                    503,
-                    f"{len(self.queue)} requests are waiting already",
-                    None,
-                    "queue_full",
-                    self._drain_s(),
-                )
-            )
-        self.queue.append(flight)
+        most = self.limits.max_queued
+        if len(line) > most and len(line) - self._admissible(line) > most:
+            waiting = f"{len(self.queue)} requests are waiting already"
+            raise RequestRefused(Failed(503, waiting, None, "queue_full", self._drain_s()))
+        self._submitted += 1
+        self.queue = line
+        return flight
 
     def abort(self, request_id: str) -> None:
         """Forget a request, wherever it is; its pages are free at once. Unknown ids are ignored: it may just
         have ended."""
-        self.queue = deque(flight for flight in self.queue if flight.request.id != request_id)
+        self.queue = [flight for flight in self.queue if flight.request.id != request_id]
         for flight in [flight for flight in self.active if flight.request.id == request_id]:
             self._end(flight)
 
+    def preempt(self, flight: Flight) -> None:
+        """Take an active flight's pages; it waits in the queue, where it was before, and its rows run again."""
+        self.active.remove(flight)
+        flight.rewind()
+        insort(self.queue, flight, key=by_order)
+        self.preemptions += 1
+        self.forecast.learn(flight.worst, flight.worst)
+
     def abandon(self) -> list[str]:
         """Forget everything, after a defect; returns the ids."""
-        ids = [flight.request.id for flight in (*self.active, *self.queue)]
+        ids = list(dict.fromkeys(flight.request.id for flight in (*self.active, *self.queue)))
         for request_id in ids:
             self.abort(request_id)
         return ids
@@ -141,21 +153,24 @@ class Engine:
         return told
 
     def check_books(self) -> None:
-        """Every used page belongs to a living request, and each one stays within what it reserved."""
+        """Every used page belongs to a living request."""
         self.pool.check([page for flight in self.active for page in flight.streams.held()])
-        for flight in self.active:
-            if len(flight.streams.held()) > flight.reserved:
-                raise RuntimeError(f"request {flight.request.id} holds more pages than it reserved")
+
+    def _expected(self, flight: Flight) -> int:
+        """Pages that a flight will hold at its end, as far as one can tell."""
+        return max(flight.least, self.forecast.pages(flight.worst))
 
     def _admissible(self, line: Sequence[Flight]) -> int:
-        """How many from the front of the line have a place now. First come, first served: the head waits until its
-        worst case fits, and nobody passes it."""
+        """How many from the front of the line have a place now. The head waits until what it is expected to need is
+        free, beside what those in flight are expected to need yet, and nobody passes it."""
         places = self.limits.max_active - sum(flight.places for flight in self.active)
-        room = self.pool.pages - self.reserved
+        growth = sum(max(0, self._expected(flight) - len(flight.streams.held())) for flight in self.active)
+        room = self.pool.free - growth
         for count, flight in enumerate(line):
             places -= flight.places
-            room -= flight.reserved
-            if places < 0 or room < 0:
+            room -= self._expected(flight)
+            # Alone a request always fits: the door has seen to that.
+            if places < 0 or (room < 0 and (self.active or count)):
                 return count
         return len(line)
 
@@ -165,25 +180,45 @@ class Engine:
         return min(60, 1 + left // 10)
 
     def _admit(self) -> None:
-        for _ in range(self._admissible(self.queue)):
-            self.active.append(self.queue.popleft())
+        count = self._admissible(self.queue)
+        for flight in self.queue[:count]:
+            flight.since = self.ticks
+        self.active += self.queue[:count]
+        self.queue = self.queue[count:]
 
     def _plan(self) -> list[Piece]:
-        """One piece per flight: answer tokens first, a row each; prompts share what is left, oldest first."""
-        budget = self.limits.rows_per_tick
+        """The tick's rows: what the policy picks, as far as there are pages for it."""
+        while True:
+            pieces = self._pieces()
+            if pieces:
+                return pieces
+            # Those that were picked lack pages, which others hold: the oldest of all is never the one to go.
+            self.preempt(max(self.active, key=by_order))
+
+    def _pieces(self) -> list[Piece]:
+        """Pages go to the oldest first, at the cost of the newest."""
+        picked = self.policy(self.active, self.limits.rows_per_tick)
         pieces = []
-        for flight in sorted(self.active, key=lambda flight: not flight.answering):
-            if budget > 0:
-                piece = flight.piece(budget)
-                budget -= len(piece.positions)
-                pieces.append(piece)
+        for flight, rows in sorted(picked, key=lambda pick: pick[0].order):
+            fit = self._make_room(flight, rows) if flight in self.active else 0
+            if fit:
+                pieces.append(flight.piece(fit))
+                flight.since = self.ticks + 1
         return pieces
+
+    def _make_room(self, flight: Flight, rows: int) -> int:
+        """How many of these rows have pages now. Where not even one has, newer flights are preempted."""
+        while True:
+            fit = flight.fits(rows, self.pool.free)
+            newest = max(self.active, key=by_order)
+            if fit or newest is flight:
+                return fit
+            self.preempt(newest)
 
     def _choices(self, flight: Flight) -> list[Flight]:
         """A flight whose wave is done; where that was the prompt, with those that write its other answers."""
         if flight.answering:
             return [flight]
-        flight.reserved //= flight.request.sampling.n
         others = [flight.fork(choice) for choice in range(1, flight.request.sampling.n)]
         self.active += others
         return [flight, *others]
@@ -211,8 +246,9 @@ class Engine:
         if not stopped and len(flight.answer_depths) < sampling.max_tokens:
             return [Progress(settled, flight.choice)] if settled else []
         settled += flight.text.finish()
+        self.forecast.learn(len(flight.streams.held()), flight.worst)
         self._end(flight)
-        left = sum(other.request.id == flight.request.id for other in self.active)
+        left = sum(other.request.id == flight.request.id for other in (*self.active, *self.queue))
         usage = flight.usage(self.model.method.max_depth)
         last = Finished("stop" if stopped else "length", usage, flight.choice, left)
         return [Progress(settled, flight.choice), last] if settled else [last]
@@ -221,14 +257,14 @@ class Engine:
     def _sample(self, flight: Flight) -> Token:
         position = len(flight.ids) - 1
         mixture = self.model.mix(flight.log_probs, flight.gates)
-        answer = flight.ids[flight.prompt_tokens :]
-        token = choose(mixture, flight.request.sampling, flight.request.prompt, answer, flight.choice, position)
+        asked = flight.request
+        token = choose(mixture, asked.sampling, asked.prompt, flight.answer, flight.choice, position)
         return Token(
             token,
             "",
             flight.depths[position],
             float(mixture[token]),
-            self._alternatives(flight.request, mixture),
+            self._alternatives(asked, mixture),
         )
 
     def _alternatives(self, request: Request, mixture: torch.Tensor) -> tuple[Alternative, ...]:

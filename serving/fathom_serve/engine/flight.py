@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from fathom.model.state import RowState
+from fathom_serve.engine.door import Terms
 from fathom_serve.engine.request import DepthUsage, Request, Token
+from fathom_serve.engine.schedule import Order
 from fathom_serve.kv.pool import PagePool
 from fathom_serve.kv.streams import RequestStreams
 from fathom_serve.text.stream import TextStream
@@ -25,6 +27,8 @@ class Piece(NamedTuple):
     """Rows of one flight for one tick: consecutive positions of its wave, all at one depth.
 
     Attributes:
+        script: per row the depth that it ran to before its flight was preempted, and runs to again; 0 where the exit
+            rule decides.
         state: as the rows enter this depth; None at depth 1 and in the coda.
         kept: ``[rows, d]``, what the readout holds of rows that run the coda; None elsewhere.
         predicts: whether the last row is the wave's last position, whose distribution is sampled.
@@ -34,6 +38,7 @@ class Piece(NamedTuple):
     depth: int
     positions: list[int]
     ids: list[int]
+    script: list[int]
     state: RowState | None
     kept: Tensor | None
     predicts: bool
@@ -81,6 +86,10 @@ class Wave:
         """Whether no position has anything left to run."""
         return self.left == 0
 
+    def next(self, rows: int) -> list[int]:
+        """The positions that run next, at most so many."""
+        return self.positions[self.cursor : self.cursor + rows]
+
     def advance(self, outcome: PieceOutcome) -> None:
         """Take in what the piece at the cursor did; at the end of a level the survivors form the next."""
         here = self.positions[self.cursor : self.cursor + len(outcome.goes_on)]
@@ -109,41 +118,44 @@ class Wave:
 
 
 class Flight:
-    """A request that the engine is working on.
+    """One answer that the engine is working on.
 
     Args:
         request: what was asked.
-        max_depth: this request's M.
-        threshold: this request's tau.
+        terms: what it got.
+        order: who goes first.
         pool: where its keys and values go.
-        reserved: pages of its worst case, set aside until it ends.
         text: turns its tokens into text.
         choice: which of the request's answers this is.
+
+    Attributes:
+        reading: whether it runs positions in bulk: its prompt, or all that was known when it was preempted.
+        since: the tick from which its next rows have waited.
+        least: pages that it is known to need.
     """
 
     def __init__(
-        self,
-        request: Request,
-        max_depth: int,
-        threshold: float,
-        pool: PagePool,
-        reserved: int,
-        text: TextStream,
-        choice: int = 0,
+        self, request: Request, terms: Terms, order: Order, pool: PagePool, text: TextStream, choice: int = 0
     ) -> None:
         self.request = request
+        self.terms = terms
+        self.order = order
         self.choice = choice
-        self.max_depth = max_depth
-        self.threshold = threshold
         self.streams = RequestStreams(pool)
-        self.reserved = reserved
         self.text = text
         self.ids = list(request.prompt)
+        self.history: list[int] = []
+        self.answer_depths: list[int] = []
+        self.since = 0
+        self.least = 0
+        self._restart()
+
+    def _restart(self) -> None:
+        self.reading = True
         self.depths = [0] * len(self.ids)
         self.wave = Wave(list(range(len(self.ids))))
         self.log_probs: list[Tensor] = []
         self.gates: list[Tensor] = []
-        self.answer_depths: list[int] = []
 
     @property
     def prompt_tokens(self) -> int:
@@ -151,20 +163,45 @@ class Flight:
         return len(self.request.prompt)
 
     @property
+    def answer(self) -> list[int]:
+        """Tokens generated so far."""
+        return self.ids[self.prompt_tokens :]
+
+    @property
+    def answering(self) -> bool:
+        """Whether the prompt has been read and an answer begun."""
+        return len(self.ids) > self.prompt_tokens
+
+    @property
+    def begun(self) -> bool:
+        """Whether the answer token has run some of its depths and not all."""
+        return not self.reading and self.wave.depth != 1
+
+    @property
+    def left(self) -> int:
+        """Rows that could run now."""
+        return self.wave.left
+
+    @property
     def places(self) -> int:
         """How many answers it stands for."""
         return 1 if self.answering else self.request.sampling.n
 
     @property
-    def answering(self) -> bool:
-        """Whether the wave is an answer token rather than the prompt."""
-        return len(self.ids) > self.prompt_tokens
+    def worst(self) -> int:
+        """Pages of the answers it stands for, if all are as long and deep as may be."""
+        return self.terms.pages + (self.places - 1) * self.terms.answer_pages
+
+    def fits(self, rows: int, pages: int) -> int:
+        """How many of the wave's next rows, at most ``rows``, can run with so many new pages."""
+        positions = self.wave.next(rows)
+        return len(positions) if self.wave.depth == FINISH else self.streams.fits(self.wave.depth, positions, pages)
 
     def piece(self, rows: int) -> Piece:
         """The wave's next rows, at most so many; makes room for their keys."""
-        wave = self.wave
-        part = slice(wave.cursor, min(wave.cursor + rows, len(wave.positions)))
-        positions = wave.positions[part]
+        wave, known = self.wave, len(self.history)
+        positions = wave.next(rows)
+        part = slice(wave.cursor, wave.cursor + len(positions))
         if wave.depth != FINISH:
             self.streams.append(wave.depth, positions)
         return Piece(
@@ -172,6 +209,7 @@ class Flight:
             wave.depth,
             positions,
             [self.ids[position] for position in positions],
+            [self.history[position] if position < known else 0 for position in positions],
             None if wave.state is None else wave.state.at(part),
             None if wave.kept is None else wave.kept[part],
             positions[-1] == wave.last,
@@ -190,22 +228,30 @@ class Flight:
 
     def append(self, token: Token) -> None:
         """A sampled token: it is counted with the depth of the row that predicted it, and runs next."""
+        self.history += self.depths[len(self.history) :]
         self.answer_depths.append(token.depth)
         self.ids.append(token.id)
         self.depths.append(0)
+        self.reading = False
         self.wave = Wave([len(self.ids) - 1])
         self.log_probs, self.gates = [], []
 
     def fork(self, choice: int) -> "Flight":
         """Another answer to the same prompt, which has just been read."""
         text = TextStream(self.text.decode, self.text.stop)
-        other = Flight(
-            self.request, self.max_depth, self.threshold, self.streams.pool, self.reserved, text, choice
-        )
-        other.streams = self.streams.fork()
+        other = Flight(self.request, self.terms, (*self.order[:2], choice), self.streams.pool, text, choice)
+        other.streams, other.since = self.streams.fork(), self.since
         other.depths, other.wave = list(self.depths), self.wave
         other.log_probs, other.gates = self.log_probs, self.gates
         return other
+
+    def rewind(self) -> None:
+        """Give up every page. All positions run again, those before the newest to the depths that they ran to: what
+        was told stays true, whatever rounding does to a decision. The newest token begins anew."""
+        # What it holds now, and room to go on at every depth.
+        self.least = min(self.worst, len(self.streams.held()) + self.terms.max_depth)
+        self.streams.release()
+        self._restart()
 
     def usage(self, model_depth: int) -> DepthUsage:
         """Depths so far; the histogram has one entry per depth of the model."""

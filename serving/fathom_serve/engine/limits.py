@@ -13,6 +13,10 @@ class EngineLimits(BaseModel):
     max_active: int = Field(default=16, ge=1, description="requests in flight")
     max_queued: int = Field(default=64, ge=0, description="requests that wait; more are refused with 503")
     rows_per_tick: int = Field(default=512, ge=1, description="rows of one forward")
+    policy: Literal["shared", "published", "prefill_first"] = Field(
+        default="shared", description="which rows run first; the others are for comparison"
+    )
+    ageing_ticks: int = Field(default=256, ge=1, description="waiting that makes up for a class of priority")
     head_rows: int = Field(default=64, ge=1, description="rows whose logits exist at once")
     page_rows: int = Field(default=16, ge=1, description="entries of a page")
     kv_memory_mb: int = Field(default=512, ge=1, description="keys and values of all requests, MiB")

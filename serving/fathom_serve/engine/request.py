@@ -56,12 +56,14 @@ class Request:
     Attributes:
         id: unique among living requests.
         prompt: token ids, at least one.
+        priority: class; smaller goes first. Waiting makes up for it, so that no class waits for ever.
     """
 
     id: str
     prompt: tuple[int, ...]
     sampling: Sampling = field(default_factory=Sampling)
     depth: Depth = field(default_factory=Depth)
+    priority: int = 0
 
 
 class Alternative(NamedTuple):

@@ -26,6 +26,7 @@ class _Rows(NamedTuple):
     generates: Tensor
     predicts: Tensor
     seeds: Tensor
+    script: Tensor
 
 
 class _Made(NamedTuple):
@@ -129,11 +130,12 @@ class Runner:
             torch.tensor([token for piece in pieces for token in piece.ids], device=device),
             positions,
             spread([piece.depth for piece in pieces], torch.int64),
-            spread([piece.flight.max_depth for piece in pieces], torch.int64),
-            spread([piece.flight.threshold for piece in pieces], torch.float64),
+            spread([piece.flight.terms.max_depth for piece in pieces], torch.int64),
+            spread([piece.flight.terms.threshold for piece in pieces], torch.float64),
             positions >= spread([piece.flight.prompt_tokens - 1 for piece in pieces], torch.int64),
             predicts,
             spread([piece.flight.request.sampling.seed or 0 for piece in pieces], torch.int64),
+            torch.tensor([depth for piece in pieces for depth in piece.script], device=device),
         )
 
     def _decide(self, rows: _Rows, state: RowState, ran: tuple[Tensor, Tensor, Tensor, list[Tensor]]) -> _Made:
@@ -182,6 +184,9 @@ class Runner:
         survival = model.survival(state.mass[may], gate)
         keys = RowKeys(0, rows.seeds[asked], rows.positions[asked])
         goes_on = model.goes_on(passed, gate, survival, keys, _asked(rows, asked, state.mass.dtype))
+        # A token that was told with its depth repeats it.
+        script = rows.script[asked]
+        goes_on = torch.where(script > 0, depth[may] < script, goes_on)
         made.goes_on[asked] = goes_on
         if gate is not None:
             made.gates[asked] = gate

@@ -1,7 +1,7 @@
 """One pool of pages for all requests, depths and layers, with books that must balance.
 
-A page holds ``page_rows`` entries of every layer; it has no depth of its own, and several streams may hold it as long as
-none of them writes to it. Entry ``i`` of page ``p`` is slot ``p * page_rows + i`` in every layer's tensor.
+A page holds ``page_rows`` entries of every layer; it has no depth of its own, and several streams may hold it as long
+as none of them writes to it. Entry ``i`` of page ``p`` is slot ``p * page_rows + i`` in every layer's tensor.
 """
 
 from collections import Counter

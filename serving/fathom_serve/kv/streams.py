@@ -1,5 +1,7 @@
 """Per request and depth one append-only list of pages, and which token positions its entries belong to."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -37,15 +39,24 @@ class Stream:
         if self.count and positions and positions[0] <= int(self.positions[-1]):
             raise RuntimeError(f"position {positions[0]} after {int(self.positions[-1])}: a stream is append-only")
         start = 0
-        while start < len(positions):
-            if not self._room:
+        for stop, taken in list(self._stretches(positions)):
+            if taken and self._room:
+                self._own_last_page()
+            elif taken:
                 self.pages.append(self.pool.take())
                 self._room = self.pool.page_rows
-            elif self.pool.shared(self.pages[-1]):
-                self._own_last_page()
-            stop = min(start + self._room, len(positions))
             self._write(positions[start:stop])
             start = stop
+
+    def fits(self, positions: list[int], pages: int) -> int:
+        """How many of these positions, from the front, have room with so many new pages."""
+        fit = 0
+        for stop, taken in self._stretches(positions):
+            pages -= taken
+            if pages < 0:
+                break
+            fit = stop
+        return fit
 
     def fork(self) -> "Stream":
         """The same entries for another answer; the pages are shared until one of the two writes to the last."""
@@ -54,6 +65,15 @@ class Stream:
         other.pages, other.count, other._room = list(self.pages), self.count, self._room
         other._entries = self._entries.clone()
         return other
+
+    def _stretches(self, positions: list[int]) -> Iterator[tuple[int, bool]]:
+        """Where each page's share of these positions ends, and whether that page has to be taken from the pool."""
+        start, room = 0, self._room
+        taken = not room or self.pool.shared(self.pages[-1])
+        while start < len(positions):
+            start = min(start + (room or self.pool.page_rows), len(positions))
+            yield start, taken
+            room, taken = 0, True
 
     def _own_last_page(self) -> None:
         """Copy on write: the last page has room, but others hold it too."""
@@ -85,15 +105,22 @@ class RequestStreams:
 
     def append(self, depth: int, positions: list[int]) -> None:
         """Make room at ``depth`` (1-based) for entries of these positions."""
-        while len(self.by_depth) < depth:
-            self.by_depth.append(Stream(self.pool))
-        self.by_depth[depth - 1].append(positions)
+        self._at(depth).append(positions)
+
+    def fits(self, depth: int, positions: list[int], pages: int) -> int:
+        """How many of these positions, from the front, have room at ``depth`` with so many new pages."""
+        return self._at(depth).fits(positions, pages)
 
     def fork(self) -> "RequestStreams":
         """The same entries for another answer to the same prompt."""
         other = RequestStreams(self.pool)
         other.by_depth = [stream.fork() for stream in self.by_depth]
         return other
+
+    def _at(self, depth: int) -> Stream:
+        while len(self.by_depth) < depth:
+            self.by_depth.append(Stream(self.pool))
+        return self.by_depth[depth - 1]
 
     def held(self) -> list[int]:
         """All pages of this request."""
