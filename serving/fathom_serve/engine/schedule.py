@@ -4,8 +4,8 @@ Everybody's next rows, of whatever depth, compete for one budget of rows. A poli
 pages, models or texts, so that a simulation can call it too.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 Order = tuple[int, int, int]
 """Who goes first: (virtual arrival in ticks, number of submission, which of its answers), smaller first."""
@@ -41,6 +41,17 @@ class Ready(Protocol):
         ...
 
 
+R = TypeVar("R", bound=Ready)
+
+
+class Policy(Protocol):
+    """Picks who runs how many rows, at most ``rows`` in all."""
+
+    def __call__(self, ready: Sequence[R], rows: int) -> list[tuple[R, int]]:
+        """Rows by whom, none of them 0."""
+        ...
+
+
 def order_of(tick: int, priority: int, ageing_ticks: int, number: int) -> Order:
     """The order of a request that arrives now.
 
@@ -50,7 +61,7 @@ def order_of(tick: int, priority: int, ageing_ticks: int, number: int) -> Order:
     return tick + priority * ageing_ticks, number, 0
 
 
-def shared(ready: Sequence[Ready], rows: int) -> list[tuple[Ready, int]]:
+def shared(ready: Sequence[R], rows: int) -> list[tuple[R, int]]:
     """Rows of all kinds in one forward, nothing left idle while anyone has rows.
 
     Answer tokens come first, those that have waited longest before others and begun tokens before new ones; prompts
@@ -66,7 +77,7 @@ def shared(ready: Sequence[Ready], rows: int) -> list[tuple[Ready, int]]:
     return _fill([*first, *reading, *later], rows)
 
 
-def published(ready: Sequence[Ready], rows: int) -> list[tuple[Ready, int]]:
+def published(ready: Sequence[R], rows: int) -> list[tuple[R, int]]:
     """The policy of the engine that was published with TaH2 (specs: a fork of Mini-SGLang), for comparison.
 
     While any answer token is between two depths only answers run; else prompts alone, and answers when there are none.
@@ -76,17 +87,17 @@ def published(ready: Sequence[Ready], rows: int) -> list[tuple[Ready, int]]:
     return prefill_first(ready, rows)
 
 
-def prefill_first(ready: Sequence[Ready], rows: int) -> list[tuple[Ready, int]]:
+def prefill_first(ready: Sequence[R], rows: int) -> list[tuple[R, int]]:
     """Prompts before answers, never both in one forward, for comparison."""
     reading = [each for each in ready if each.reading]
     return _in_order(reading or ready, rows)
 
 
-def _in_order(ready: Sequence[Ready], rows: int) -> list[tuple[Ready, int]]:
+def _in_order(ready: Sequence[R], rows: int) -> list[tuple[R, int]]:
     return _fill(sorted(ready, key=lambda each: each.order), rows)
 
 
-def _fill(line: Sequence[Ready], rows: int) -> list[tuple[Ready, int]]:
+def _fill(line: Sequence[R], rows: int) -> list[tuple[R, int]]:
     """Each in turn as many rows as it has, until the budget is spent."""
     plan = []
     for each in line:
@@ -96,7 +107,5 @@ def _fill(line: Sequence[Ready], rows: int) -> list[tuple[Ready, int]]:
         rows -= taken
     return plan
 
-
-Policy = Callable[[Sequence[Ready], int], list[tuple[Ready, int]]]
 
 POLICIES: dict[str, Policy] = {"shared": shared, "published": published, "prefill_first": prefill_first}
