@@ -15,10 +15,14 @@ from support.models import tiny_base_folder
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3), st.integers(1, 8)), max_size=40), st.integers(1, 5))
-def test_page_books_balance_after_every_step(steps: list[tuple[int, int, int]], page_rows: int) -> None:
-    pool = PagePool(1, 400, page_rows, 1, 2, torch.float64)
-    living = [RequestStreams(pool) for _ in range(4)]
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3), st.integers(1, 8)), max_size=40),
+    st.integers(1, 5),
+    st.integers(1, 3),
+)
+def test_page_books_balance_after_every_step(steps: list[tuple[int, int, int]], page_rows: int, pages: int) -> None:
+    pool, block = PagePool(1, 400, page_rows, 1, 2, torch.float64), page_rows * pages
+    living = [RequestStreams(pool, block) for _ in range(4)]
     ends: dict[tuple[int, int], int] = {}
     written: dict[tuple[int, int], list[float]] = {}
     for number, (who, depth, rows) in enumerate(steps):
@@ -31,15 +35,19 @@ def test_page_books_balance_after_every_step(steps: list[tuple[int, int, int]], 
             other = (who + 1) % 4
             living[other].release()
             living[other] = living[who].fork()
-            for book in (ends, written):
-                for level in range(1, 4):
-                    book.pop((other, level), None)
-                    if (who, level) in book:
-                        book[other, level] = book[who, level]
+            ends = {key: end for key, end in ends.items() if key[0] != other}
+            ends |= {(other, level): end for (owner, level), end in ends.items() if owner == who}
+            written = {key: entries for key, entries in written.items() if key[0] != other}
+            written |= {(other, level): entries for (owner, level), entries in written.items() if owner == who}
         else:
             # Gaps: a deep stream skips the positions that stopped earlier.
             start = ends.get((who, depth), 0) + depth
-            living[who].append(depth, list(range(start, start + rows)))
+            positions = list(range(start, start + rows))
+            free = pool.free
+            fits = [living[who].fits(depth, positions, pages) for pages in range(rows + 2)]
+            living[who].append(depth, positions)
+            needed = free - pool.free
+            assert fits.index(rows) == needed, "as many pages as were foretold"
             ends[who, depth] = start + rows
             fresh = living[who].by_depth[depth - 1].slots[-rows:]
             assert not any(pool.shared(int(slot) // page_rows) for slot in fresh)
@@ -48,7 +56,14 @@ def test_page_books_balance_after_every_step(steps: list[tuple[int, int, int]], 
         pool.check([page for streams in living for page in streams.held()])
         for who, streams in enumerate(living):
             for level, stream in enumerate(streams.by_depth, start=1):
-                assert len(stream.pages) * page_rows < stream.count + page_rows
+                # A page holds positions of one block, and only the last of a block has room.
+                places = list(
+                    zip((stream.slots // page_rows).tolist(), (stream.positions // block).tolist(), strict=True)
+                )
+                assert len(set(places)) == len(stream.pages)
+                for number in set((stream.positions // block).tolist()):
+                    inside = sum(of == number for _, of in places)
+                    assert len({page for page, of in places if of == number}) == -(-inside // page_rows)
                 assert pool.keys[0, stream.slots, 0, 0].tolist() == written.get((who, level), [])
                 assert stream.positions.tolist() == sorted(set(stream.positions.tolist()))
 

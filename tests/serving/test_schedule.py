@@ -103,7 +103,15 @@ def test_a_policy_changes_when_and_never_what(policy: str) -> None:
 
 MODEL = tiny_model("tah2", 2).eval()
 LIMITS = EngineLimits(
-    max_active=3, max_queued=3, rows_per_tick=5, head_rows=3, page_rows=2, pages=12, books="tick", ageing_ticks=4
+    max_active=3,
+    max_queued=3,
+    rows_per_tick=5,
+    head_rows=3,
+    page_rows=2,
+    cache_block_tokens=4,
+    pages=12,
+    books="tick",
+    ageing_ticks=4,
 )
 ASKED = [
     Request(
@@ -128,7 +136,7 @@ class EngineUnderEvents(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.engine = Engine(MODEL, LIMITS, lambda ids: "")
-        self.engine.forecast.share = 0.2
+        self.engine.memory.forecast.share = 0.2
         self.events: dict[str, list] = {}
 
     def living(self) -> list[str]:

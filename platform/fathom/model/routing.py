@@ -59,6 +59,7 @@ class Routing:
     Attributes:
         reads_targets: whether it looks at a whole sequence or at data that only training has, so that it cannot
             decode token by token.
+        reads_generates: whether it looks at ``generates``, so that a token's depths depend on its part in a request.
         draws: whether it looks at ``draw``.
         reads_change: whether it looks at ``change``.
         dial: whether tau decides.
@@ -69,6 +70,7 @@ class Routing:
     """
 
     reads_targets = False
+    reads_generates = False
     draws = False
     reads_change = False
     dial = False
@@ -102,6 +104,8 @@ class OnePass(Routing):
 
 class GeneratingRows(Routing):
     """All M depths for rows that generate, one for other prompt tokens (TaH2-fixed, methods 1.12)."""
+
+    reads_generates = True
 
     def goes_on(self, rows: Decision) -> Tensor:
         return rows.generates

@@ -33,14 +33,15 @@ class Door:
     Args:
         model: the model.
         limits: the engine's.
-        pages: of its pool.
+        context: tokens of prompt and answer.
+        pages: of the engine's pool.
     """
 
-    def __init__(self, model: LoopedLM, limits: EngineLimits, pages: int) -> None:
+    def __init__(self, model: LoopedLM, limits: EngineLimits, context: int, pages: int) -> None:
         self.model = model
         self.limits = limits
+        self.context = context
         self.pages = pages
-        self.context = min(limits.context_tokens or model.config.max_positions, model.config.max_positions)
 
     def check(self, request: Request) -> Terms:
         """The terms of a request that can be served.
@@ -128,9 +129,12 @@ class Door:
     def _worst_case(self, request: Request, max_depth: int) -> int:
         """Pages if every row that may go deep does. The last token of an answer never runs."""
         positions = len(request.prompt) + request.sampling.max_tokens - 1
-        deep = request.sampling.max_tokens if self.model.method.routing == "generating_rows" else positions
         rows = self.limits.page_rows
-        return pages_for(positions, rows) + (max_depth - 1) * pages_for(deep, rows)
+        whole = pages_for(positions, rows)
+        if self.model.method.routing != "generating_rows":
+            return whole * max_depth
+        # They begin within a block, at whose end a page is closed.
+        return whole + (max_depth - 1) * min(whole, pages_for(request.sampling.max_tokens, rows) + 1)
 
 
 def refused(message: str, param: str, code: str) -> RequestRefused:

@@ -1,7 +1,6 @@
 """The engine: requests in, events out, one tick at a time. It has no thread and no clock of its own."""
 
 import logging
-import math
 from bisect import insort
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -13,8 +12,8 @@ from fathom.errors import ConfigError
 from fathom.model.looped import LoopedLM
 from fathom_serve.engine.door import Door
 from fathom_serve.engine.flight import Flight, Piece
-from fathom_serve.engine.forecast import Forecast
 from fathom_serve.engine.limits import EngineLimits
+from fathom_serve.engine.memory import Memory
 from fathom_serve.engine.request import (
     Alternative,
     Event,
@@ -28,7 +27,6 @@ from fathom_serve.engine.request import (
 from fathom_serve.engine.runner import Runner
 from fathom_serve.engine.sample import choose
 from fathom_serve.engine.schedule import POLICIES, order_of
-from fathom_serve.kv.pool import PagePool
 from fathom_serve.text.stream import TextStream
 
 log = logging.getLogger(__name__)
@@ -75,12 +73,12 @@ class Engine:
         self.limits = limits
         self.decode = decode
         self.stop_ids = stop_ids
-        self.pool = make_pool(model, limits)
-        self.door = Door(model, limits, self.pool.pages)
-        self.context = self.door.context
+        self.context = min(limits.context_tokens or model.config.max_positions, model.config.max_positions)
+        self.memory = Memory(model, limits, self.context)
+        self.pool = self.memory.pool
+        self.door = Door(model, limits, self.context, self.pool.pages)
         self.runner = Runner(model, self.pool, limits.head_rows)
         self.policy = POLICIES[limits.policy]
-        self.forecast = Forecast()
         self.queue: list[Flight] = []
         self.active: list[Flight] = []
         self.ticks = 0
@@ -100,7 +98,7 @@ class Engine:
         """
         terms, text = self.door.check(request), TextStream(self.decode, request.sampling.stop)
         order = order_of(self.ticks, request.priority, self.limits.ageing_ticks, self._submitted)
-        flight = Flight(request, terms, order, self.pool, text)
+        flight = Flight(request, terms, order, self.memory.streams(), text)
         line = list(self.queue)
         insort(line, flight, key=by_order)
         # Those whom the next tick takes in do not wait: many that arrive between two ticks may fill every place.
@@ -122,10 +120,11 @@ class Engine:
     def preempt(self, flight: Flight) -> None:
         """Take an active flight's pages; it waits in the queue, where it was before, and its rows run again."""
         self.active.remove(flight)
+        self.memory.keep(flight)
         flight.rewind()
         insort(self.queue, flight, key=by_order)
         self.preemptions += 1
-        self.forecast.learn(flight.worst, flight.worst)
+        self.memory.forecast.learn(flight.worst, flight.worst)
 
     def abandon(self) -> list[str]:
         """Forget everything, after a defect; returns the ids."""
@@ -153,22 +152,21 @@ class Engine:
         return told
 
     def check_books(self) -> None:
-        """Every used page belongs to a living request."""
-        self.pool.check([page for flight in self.active for page in flight.streams.held()])
+        """Every page that is not free belongs to a living request or to the prefix cache.
 
-    def _expected(self, flight: Flight) -> int:
-        """Pages that a flight will hold at its end, as far as one can tell."""
-        return max(flight.least, self.forecast.pages(flight.worst))
+        Raises:
+            RuntimeError: the books do not balance.
+        """
+        self.memory.check(self.active)
 
     def _admissible(self, line: Sequence[Flight]) -> int:
         """How many from the front of the line have a place now. The head waits until what it is expected to need is
         free, beside what those in flight are expected to need yet, and nobody passes it."""
         places = self.limits.max_active - sum(flight.places for flight in self.active)
-        growth = sum(max(0, self._expected(flight) - len(flight.streams.held())) for flight in self.active)
-        room = self.pool.free - growth
+        room = self.memory.room(self.active)
         for count, flight in enumerate(line):
             places -= flight.places
-            room -= self._expected(flight)
+            room -= self.memory.expected(flight)
             # Alone a request always fits: the door has seen to that.
             if places < 0 or (room < 0 and (self.active or count)):
                 return count
@@ -180,9 +178,10 @@ class Engine:
         return min(60, 1 + left // 10)
 
     def _admit(self) -> None:
-        count = self._admissible(self.queue)
+        count = self._admissible(self.queue) if self.queue else 0
         for flight in self.queue[:count]:
             flight.since = self.ticks
+            self.memory.begin(flight)
         self.active += self.queue[:count]
         self.queue = self.queue[count:]
 
@@ -209,7 +208,7 @@ class Engine:
     def _make_room(self, flight: Flight, rows: int) -> int:
         """How many of these rows have pages now. Where not even one has, newer flights are preempted."""
         while True:
-            fit = flight.fits(rows, self.pool.free)
+            fit = self.memory.fit(flight, rows)
             newest = max(self.active, key=by_order)
             if fit or newest is flight:
                 return fit
@@ -239,6 +238,8 @@ class Engine:
     def _answer(self, flight: Flight) -> list[Event]:
         token = self._sample(flight)
         flight.append(token)
+        if flight.choice == 0 and len(flight.answer_depths) == 1:
+            self.memory.keep(flight)
         sampling = flight.request.sampling
         ends = token.id in self.stop_ids and not sampling.ignore_stop_tokens
         settled = [] if ends else flight.text.push(token)
@@ -246,7 +247,7 @@ class Engine:
         if not stopped and len(flight.answer_depths) < sampling.max_tokens:
             return [Progress(settled, flight.choice)] if settled else []
         settled += flight.text.finish()
-        self.forecast.learn(len(flight.streams.held()), flight.worst)
+        self.memory.forecast.learn(len(flight.streams.held()), flight.worst)
         self._end(flight)
         left = sum(other.request.id == flight.request.id for other in (*self.active, *self.queue))
         usage = flight.usage(self.model.method.max_depth)
@@ -273,21 +274,5 @@ class Engine:
         return tuple(Alternative(token, self.decode([token]), value) for token, value in pairs)
 
     def _end(self, flight: Flight) -> None:
-        flight.streams.release()
+        self.memory.end(flight)
         self.active.remove(flight)
-
-
-def make_pool(model: LoopedLM, limits: EngineLimits) -> PagePool:
-    """The page pool of a model: as many pages as the limits say, or as fit in their memory."""
-    config, weight = model.config, model.table.embedding
-    entry = 2 * config.layers * config.kv_heads * config.head_width * weight.element_size()
-    pages = limits.pages or math.floor(limits.kv_memory_mb * 2**20 / (entry * limits.page_rows))
-    return PagePool(
-        config.layers,
-        max(1, pages),
-        limits.page_rows,
-        config.kv_heads,
-        config.head_width,
-        weight.dtype,
-        weight.device,
-    )

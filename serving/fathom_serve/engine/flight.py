@@ -6,6 +6,7 @@ its levels run one after the other, since depth m sees all depths up to m of ear
 it as one more level, over all positions, when the last of them has stopped.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from fathom.model.state import RowState
 from fathom_serve.engine.door import Terms
 from fathom_serve.engine.request import DepthUsage, Request, Token
 from fathom_serve.engine.schedule import Order
-from fathom_serve.kv.pool import PagePool
+from fathom_serve.kv.prefix import Block
 from fathom_serve.kv.streams import RequestStreams
 from fathom_serve.text.stream import TextStream
 
@@ -124,7 +125,7 @@ class Flight:
         request: what was asked.
         terms: what it got.
         order: who goes first.
-        pool: where its keys and values go.
+        streams: where its keys and values go.
         text: turns its tokens into text.
         choice: which of the request's answers this is.
 
@@ -132,22 +133,24 @@ class Flight:
         reading: whether it runs positions in bulk: its prompt, or all that was known when it was preempted.
         since: the tick from which its next rows have waited.
         least: pages that it is known to need.
+        cached: prompt tokens whose keys and values another request had left.
     """
 
     def __init__(
-        self, request: Request, terms: Terms, order: Order, pool: PagePool, text: TextStream, choice: int = 0
+        self, request: Request, terms: Terms, order: Order, streams: RequestStreams, text: TextStream, choice: int = 0
     ) -> None:
         self.request = request
         self.terms = terms
         self.order = order
         self.choice = choice
-        self.streams = RequestStreams(pool)
+        self.streams = streams
         self.text = text
         self.ids = list(request.prompt)
         self.history: list[int] = []
         self.answer_depths: list[int] = []
         self.since = 0
         self.least = 0
+        self.cached = 0
         self._restart()
 
     def _restart(self) -> None:
@@ -239,11 +242,23 @@ class Flight:
     def fork(self, choice: int) -> "Flight":
         """Another answer to the same prompt, which has just been read."""
         text = TextStream(self.text.decode, self.text.stop)
-        other = Flight(self.request, self.terms, (*self.order[:2], choice), self.streams.pool, text, choice)
-        other.streams, other.since = self.streams.fork(), self.since
+        other = Flight(self.request, self.terms, (*self.order[:2], choice), self.streams.fork(), text, choice)
+        other.since, other.cached = self.since, self.cached
         other.depths, other.wave = list(self.depths), self.wave
         other.log_probs, other.gates = self.log_probs, self.gates
         return other
+
+    def adopt(self, blocks: Sequence[Block], size: int) -> None:
+        """Begin after these blocks, which another request has left, instead of at the first token."""
+        limit = self.terms.max_depth
+        for number, block in enumerate(blocks):
+            start = number * size
+            self.streams.adopt(block.pages[:limit], block.depths, start)
+            self.depths[start : start + size] = [min(depth, limit) for depth in block.depths]
+        known = len(blocks) * size
+        self.wave = Wave(list(range(known, len(self.ids))))
+        if not self.answering:
+            self.cached = known
 
     def rewind(self) -> None:
         """Give up every page. All positions run again, those before the newest to the depths that they ran to: what
@@ -257,4 +272,4 @@ class Flight:
         """Depths so far; the histogram has one entry per depth of the model."""
         histogram = tuple(self.answer_depths.count(depth) for depth in range(1, model_depth + 1))
         prompt = sum(self.depths[: self.prompt_tokens - 1])
-        return DepthUsage(histogram, sum(self.answer_depths), prompt, self.prompt_tokens)
+        return DepthUsage(histogram, sum(self.answer_depths), prompt, self.prompt_tokens, self.cached)

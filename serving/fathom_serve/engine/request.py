@@ -57,6 +57,7 @@ class Request:
         id: unique among living requests.
         prompt: token ids, at least one.
         priority: class; smaller goes first. Waiting makes up for it, so that no class waits for ever.
+        tenant: requests of different tenants share no keys and values.
     """
 
     id: str
@@ -64,6 +65,7 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     depth: Depth = field(default_factory=Depth)
     priority: int = 0
+    tenant: str = ""
 
 
 class Alternative(NamedTuple):
@@ -103,12 +105,15 @@ class DepthUsage:
         iterations: rows run for answer tokens, over all depths.
         prompt_iterations: rows run for the prompt tokens before the last.
         prompt_tokens: prompt tokens, the last included.
+        cached_tokens: those of them whose rows did not run, as another request had left their keys and values; they
+            are counted above as if they had.
     """
 
     histogram: tuple[int, ...]
     iterations: int
     prompt_iterations: int
     prompt_tokens: int
+    cached_tokens: int = 0
 
     @property
     def tokens(self) -> int:

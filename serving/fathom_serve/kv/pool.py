@@ -1,7 +1,8 @@
 """One pool of pages for all requests, depths and layers, with books that must balance.
 
 A page holds ``page_rows`` entries of every layer; it has no depth of its own, and several streams may hold it as long
-as none of them writes to it. Entry ``i`` of page ``p`` is slot ``p * page_rows + i`` in every layer's tensor.
+as none of them writes to it. It is free, used by requests, or idle: kept only for requests to come. Entry ``i`` of page
+``p`` is slot ``p * page_rows + i`` in every layer's tensor.
 """
 
 from collections import Counter
@@ -40,6 +41,9 @@ class PagePool:
         self.values: Tensor = torch.empty(shape, dtype=dtype, device=device)
         self._free = list(range(pages - 1, -1, -1))
         self._holders = [0] * pages
+        # Of the holders, those that keep the page for requests to come.
+        self._keepers = [0] * pages
+        self.idle = 0
 
     @property
     def free(self) -> int:
@@ -48,8 +52,8 @@ class PagePool:
 
     @property
     def used(self) -> int:
-        """Pages that somebody holds."""
-        return self.pages - len(self._free)
+        """Pages that requests hold."""
+        return self.pages - len(self._free) - self.idle
 
     def take(self) -> int:
         """A free page, now held once.
@@ -73,6 +77,7 @@ class PagePool:
         for page in pages:
             if not self._holders[page]:
                 raise RuntimeError(f"page {page} is shared but nobody holds it")
+            self.idle -= self.is_idle(page)
             self._holders[page] += 1
 
     def shared(self, page: int) -> bool:
@@ -89,8 +94,26 @@ class PagePool:
             if not self._holders[page]:
                 raise RuntimeError(f"page {page} is given back but nobody holds it")
             self._holders[page] -= 1
+            self.idle += self.is_idle(page)
             if not self._holders[page]:
                 self._free.append(page)
+
+    def keep(self, pages: list[int]) -> None:
+        """Hold pages of a request beyond its end."""
+        self.share(pages)
+        for page in pages:
+            self._keepers[page] += 1
+
+    def drop(self, pages: list[int]) -> None:
+        """Undo :meth:`keep`."""
+        for page in pages:
+            self.idle -= self.is_idle(page)
+            self._keepers[page] -= 1
+            self.give_back([page])
+
+    def is_idle(self, page: int) -> bool:
+        """Whether all that hold it keep it for requests to come."""
+        return 0 < self._holders[page] == self._keepers[page]
 
     def copy(self, source: int, target: int) -> None:
         """All entries of one page into another."""
@@ -109,7 +132,9 @@ class PagePool:
         """
         free = set(self._free)
         if len(free) != self.free or any(bool(self._holders[page]) == (page in free) for page in range(self.pages)):
-            raise RuntimeError(f"page books: {self.free} free + {self.used} used is not {self.pages} in all")
+            raise RuntimeError(f"page books: {self.free} free pages and {self.pages} in all do not fit who holds them")
         counted = {page: count for page, count in enumerate(self._holders) if count}
         if Counter(held) != counted:
             raise RuntimeError(f"page books: {len(held)} pages are held, the pool counts {sum(counted.values())}")
+        if self.idle != sum(self.is_idle(page) for page in range(self.pages)):
+            raise RuntimeError(f"page books: {self.idle} pages are not the idle ones")
