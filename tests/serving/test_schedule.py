@@ -1,7 +1,7 @@
 """Who runs in a tick: simulated answers and prompts, all policies, and the whole engine under random events."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
@@ -88,15 +88,13 @@ def test_waiting_makes_up_for_priority(arrivals: list[tuple[int, int]], ageing: 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_a_policy_changes_when_and_never_what(policy: str) -> None:
     model = tiny_model("tah2", 2)
-    limits = EngineLimits(
-        max_active=4, rows_per_tick=9, head_rows=3, page_rows=4, pages=120, books="tick", policy=policy
-    )
-    engine = Engine(model, limits, lambda ids: "")
+    limits = EngineLimits(max_active=4, rows_per_tick=9, head_rows=3, page_rows=4, pages=120, books="tick")
+    engine = Engine(model, limits.model_copy(update={"policy": policy}), lambda ids: "")
     mixes: list[set[bool]] = []
     execute = engine.runner.execute
     engine.runner.execute = lambda pieces: (mixes.append({each.flight.reading for each in pieces}), execute(pieces))[1]
     got = drive(engine, mixed_requests(model), stagger=1)
-    want = drive(Engine(model, limits.model_copy(update={"policy": "shared"}), lambda ids: ""), mixed_requests(model))
+    want = drive(Engine(model, limits, lambda ids: ""), mixed_requests(model))
     assert {key: told(events) for key, events in got.items()} == {key: told(events) for key, events in want.items()}
     assert ({False, True} in mixes) == (policy == "shared")
 
@@ -135,18 +133,24 @@ class EngineUnderEvents(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine = Engine(MODEL, LIMITS, lambda ids: "")
+        self.now_s = 0.0
+        self.engine = Engine(MODEL, LIMITS, lambda ids: "", clock=lambda: self.now_s)
         self.engine.memory.forecast.share = 0.2
         self.events: dict[str, list] = {}
 
     def living(self) -> list[str]:
         return sorted({flight.request.id for flight in (*self.engine.active, *self.engine.queue)})
 
-    @rule(which=st.sampled_from(ASKED), priority=st.integers(-1, 1))
-    def submit(self, which: Request, priority: int) -> None:
+    @rule(
+        which=st.sampled_from(ASKED),
+        priority=st.integers(-1, 1),
+        first_token_s=st.none() | st.integers(1, 9),
+        total_s=st.none() | st.integers(1, 9),
+    )
+    def submit(self, which: Request, **fields) -> None:
         if which.id in self.living():
             return
-        asked = Request(which.id, which.prompt, which.sampling, which.depth, priority)
+        asked = replace(which, **fields)
         try:
             self.engine.submit(asked)
         except RequestRefused as refused:
@@ -159,6 +163,10 @@ class EngineUnderEvents(RuleBasedStateMachine):
         for _ in range(ticks):
             for each in self.engine.tick():
                 self.events[each.request_id].append(each.event)
+
+    @rule(seconds=st.integers(1, 5))
+    def time_passes(self, seconds: int) -> None:
+        self.now_s += seconds
 
     @precondition(lambda self: self.living())
     @rule(number=st.integers(0, 9))
@@ -187,8 +195,12 @@ class EngineUnderEvents(RuleBasedStateMachine):
         assert self.engine.pool.used == 0
         for name, events in self.events.items():
             assert [closes(event) for event in events].count(True) == 1 and closes(events[-1])
-            assert isinstance(events[-1], Finished) and not any(isinstance(event, Failed) for event in events)
-            assert told(events) == alone(ASKED[int(name)])
+            want = alone(ASKED[int(name)])
+            if isinstance(events[-1], Failed):
+                assert events[-1].code == "deadline_exceeded"
+                assert all(each in want for each in told(events)), "what was told until then is true"
+            else:
+                assert isinstance(events[-1], Finished) and told(events) == want
 
 
 EngineUnderEvents.TestCase.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)

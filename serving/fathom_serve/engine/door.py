@@ -49,6 +49,7 @@ class Door:
         Raises:
             RequestRefused: it cannot (400); says why and what to change.
         """
+        max_depth, threshold = self._depth(request.depth)
         self._check_length(request)
         self._check_sampling(request.sampling)
         if abs(request.priority) > MAX_PRIORITY:
@@ -57,7 +58,6 @@ class Door:
                 "priority",
                 "value_out_of_range",
             )
-        max_depth, threshold = self._depth(request.depth)
         pages = self._worst_case(request, max_depth)
         if pages > self.pages:
             raise refused(

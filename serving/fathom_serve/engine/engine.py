@@ -1,6 +1,7 @@
-"""The engine: requests in, events out, one tick at a time. It has no thread and no clock of its own."""
+"""The engine: requests in, events out, one tick at a time. It has no thread of its own."""
 
 import logging
+import time
 from bisect import insort
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -52,6 +53,7 @@ class Engine:
         limits: sizes.
         decode: token ids to text, special tokens left out.
         stop_ids: tokens that end an answer.
+        clock: seconds, for deadlines.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Engine:
         limits: EngineLimits,
         decode: Callable[[list[int]], str],
         stop_ids: frozenset[int] = frozenset(),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if model.routing.reads_targets:
             raise ConfigError(
@@ -73,6 +76,7 @@ class Engine:
         self.limits = limits
         self.decode = decode
         self.stop_ids = stop_ids
+        self.clock = clock
         self.context = min(limits.context_tokens or model.config.max_positions, model.config.max_positions)
         self.memory = Memory(model, limits, self.context)
         self.pool = self.memory.pool
@@ -99,6 +103,7 @@ class Engine:
         terms, text = self.door.check(request), TextStream(self.decode, request.sampling.stop)
         order = order_of(self.ticks, request.priority, self.limits.ageing_ticks, self._submitted)
         flight = Flight(request, terms, order, self.memory.streams(), text)
+        flight.submitted_s = self.clock()
         line = list(self.queue)
         insort(line, flight, key=by_order)
         # Those whom the next tick takes in do not wait: many that arrive between two ticks may fill every place.
@@ -134,10 +139,11 @@ class Engine:
         return ids
 
     def tick(self) -> list[Told]:
-        """Admit, run one forward over rows of all requests in flight, sample what is settled."""
+        """Give up what is late, admit, run one forward over rows of all requests in flight, sample what is settled."""
+        told = self._expire()
         self._admit()
         if not self.active:
-            return []
+            return told
         pieces = self._plan()
         outcomes = self.runner.execute(pieces)
         self.ticks += 1
@@ -146,7 +152,7 @@ class Engine:
             piece.flight.advance(piece, outcome)
             if piece.flight.wave.done:
                 settled += self._choices(piece.flight)
-        told = [event for flight in settled for event in self._settle(flight)]
+        told += [event for flight in settled for event in self._settle(flight)]
         if self.limits.books == "tick" or not self.active:
             self.check_books()
         return told
@@ -177,6 +183,13 @@ class Engine:
         left = min(f.request.sampling.max_tokens - len(f.answer_depths) for f in (*self.active, *self.queue))
         return min(60, 1 + left // 10)
 
+    def _expire(self) -> list[Told]:
+        now_s = self.clock()
+        late = {flight.request.id: why for flight in (*self.active, *self.queue) if (why := flight.late(now_s))}
+        for name in late:
+            self.abort(name)
+        return [Told(name, Failed(504, why, None, "deadline_exceeded")) for name, why in late.items()]
+
     def _admit(self) -> None:
         count = self._admissible(self.queue) if self.queue else 0
         for flight in self.queue[:count]:
@@ -191,6 +204,8 @@ class Engine:
             pieces = self._pieces()
             if pieces:
                 return pieces
+            if len(self.active) == 1:
+                raise RuntimeError(f"request {self.active[0].request.id} has no page although it is alone")
             # Those that were picked lack pages, which others hold: the oldest of all is never the one to go.
             self.preempt(max(self.active, key=by_order))
 

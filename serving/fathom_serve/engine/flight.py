@@ -133,6 +133,7 @@ class Flight:
         reading: whether it runs positions in bulk: its prompt, or all that was known when it was preempted.
         since: the tick from which its next rows have waited.
         least: pages that it is known to need.
+        submitted_s: when it was submitted, on the engine's clock.
         cached: prompt tokens whose keys and values another request had left.
     """
 
@@ -150,6 +151,7 @@ class Flight:
         self.answer_depths: list[int] = []
         self.since = 0
         self.least = 0
+        self.submitted_s = 0.0
         self.cached = 0
         self._restart()
 
@@ -194,6 +196,15 @@ class Flight:
     def worst(self) -> int:
         """Pages of the answers it stands for, if all are as long and deep as may be."""
         return self.terms.pages + (self.places - 1) * self.terms.answer_pages
+
+    def late(self, now_s: float) -> str | None:
+        """Which of its deadlines has passed, in words."""
+        asked, waited_s = self.request, now_s - self.submitted_s
+        if asked.total_s is not None and waited_s > asked.total_s:
+            return f"the answer took longer than the {asked.total_s:g} s that the request allows"
+        if asked.first_token_s is not None and waited_s > asked.first_token_s and not self.answering:
+            return f"the first token took longer than the {asked.first_token_s:g} s that the request allows"
+        return None
 
     def fits(self, rows: int, pages: int) -> int:
         """How many of the wave's next rows, at most ``rows``, can run with so many new pages."""
@@ -243,7 +254,7 @@ class Flight:
         """Another answer to the same prompt, which has just been read."""
         text = TextStream(self.text.decode, self.text.stop)
         other = Flight(self.request, self.terms, (*self.order[:2], choice), self.streams.fork(), text, choice)
-        other.since, other.cached = self.since, self.cached
+        other.since, other.cached, other.submitted_s = self.since, self.cached, self.submitted_s
         other.depths, other.wave = list(self.depths), self.wave
         other.log_probs, other.gates = self.log_probs, self.gates
         return other

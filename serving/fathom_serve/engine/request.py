@@ -58,6 +58,8 @@ class Request:
         prompt: token ids, at least one.
         priority: class; smaller goes first. Waiting makes up for it, so that no class waits for ever.
         tenant: requests of different tenants share no keys and values.
+        first_token_s: give up when the first token takes longer, from submission on; waiting for a place included.
+        total_s: likewise the whole answer, or all of them.
     """
 
     id: str
@@ -66,6 +68,8 @@ class Request:
     depth: Depth = field(default_factory=Depth)
     priority: int = 0
     tenant: str = ""
+    first_token_s: float | None = None
+    total_s: float | None = None
 
 
 class Alternative(NamedTuple):
@@ -169,7 +173,7 @@ class Failed(NamedTuple):
     """The last event of a request that got no answer.
 
     Attributes:
-        status: HTTP status: 400 (the request), 500 (a defect), 503 (full).
+        status: HTTP status: 400 (the request), 500 (a defect), 503 (full), 504 (a deadline has passed).
         message: what was wrong.
         param: the request field at fault.
         code: machine-readable word.
