@@ -12,11 +12,11 @@ from fathom.model.config import read_config
 from fathom.model.decider import Decider
 from fathom.model.flops import decode_flops, forward_flops, row_flops
 from fathom.model.levels import Trace
-from fathom.model.methods import METHODS, make_method
+from fathom.model.methods import make_method
 from fathom.model.rows import PackedRows
 from fathom.model.updater import Updater
 from fathom.model.visibility import RowMeta, row_meta, visible, visible_count
-from model.test_methods import DIALS
+from model.test_methods import CASES, model_of
 from support.models import random_rows, tiny_model, tiny_source
 
 QWEN_1_7B = tiny_source(
@@ -114,7 +114,7 @@ def counts_of(trace: Trace, rows: PackedRows, rule: str) -> tuple[list[float], l
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "decoding"])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["standard", *CASES])
 def test_the_formula_is_torchs_count(name: str, training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exactly, for a forward over mixed depths.
 
@@ -123,8 +123,7 @@ def test_the_formula_is_torchs_count(name: str, training: bool, monkeypatch: pyt
     """
     monkeypatch.setattr(attention, "TiledKernel", VisiblePairs)
     monkeypatch.setattr(levels._Levels, "_touch_added", lambda self, first: first.survival.new_zeros(()))
-    dials = {"threshold": None, "num_hidden_layers": 6} | DIALS.get(name, {})
-    model = tiny_model(name, 3, **dials).train(training)
+    model = model_of(name).train(training)
     rows = random_rows([9, 6])
     oracle = torch.randint(1, 4, (rows.count,), generator=torch.Generator().manual_seed(1))
     rows = rows._replace(oracle=oracle)
@@ -132,7 +131,7 @@ def test_the_formula_is_torchs_count(name: str, training: bool, monkeypatch: pyt
         trace = model(rows)
     counts, pairs = counts_of(trace, rows, model.method.visibility)
     assert name == "standard" or (len(counts) > 1 and sum(counts[1:]) > 0)
-    want = forward_flops(model.config, model.method, counts, pairs)
+    want = forward_flops(model.config, model.method, counts, pairs, training)
     if model.update.top_k:
         want -= sum(counts[1:]) * model.update.flops
     assert counter.get_total_flops() == want

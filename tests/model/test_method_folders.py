@@ -210,6 +210,11 @@ IMPOSSIBLE = {
     "a pass that nobody weighs": ("abbie-d", {"update": "routed_residual"}, "no decider"),
     "training by a rule without its head": ("abbie-d", {"training_routing": "expert_choice"}, "training_routing"),
     "many depths, none to enter": ("standard", {"routing": "every_row"}, "one depth only"),
+    "a coda in every pass, gaps in its keys": (
+        "abbie-d",
+        {"routing": "divergence"},
+        "same_depth.*does not show one key",
+    ),
     "a split of other layers": ("abbie-d", {"span": (1, 1, 1)}, "does not split 6 layers"),
 }
 

@@ -8,6 +8,7 @@ import torch
 from fathom.model.levels import ALL_DEPTHS, LoopOptions, Trace
 from fathom.model.looped import LoopedLM
 from fathom.model.methods import METHODS
+from fathom.model.routing import LikeliestToken
 from fathom.model.rows import PackedRows
 from support.models import document, random_rows, tiny_model
 from support.reference import decode
@@ -22,12 +23,22 @@ DIALS: dict[str, dict[str, Any]] = {
     "tah-decider": {"threshold": 0.00455},
     "huginn": {"axes": {"routing": "state_change"}, "threshold": 0.9},
 }
+# Rules that compare the distributions of consecutive passes, where these are the head's own and behind a coda.
+COMPARING: dict[str, tuple[str, dict[str, Any]]] = {
+    "divergence, coda": ("huginn", {"axes": {"routing": "divergence"}, "threshold": 0.7}),
+    "entropy, coda": ("huginn", {"axes": {"routing": "entropy_change"}, "threshold": 0.2}),
+    "token, coda": ("abbie-d", {"axes": {"routing": "likeliest_token", "visibility": "latest"}, "threshold": 0.6}),
+    "divergence": ("tah2", {"axes": {"routing": "divergence"}, "threshold": 0.6}),
+    "divergence, states": ("act", {"axes": {"routing": "divergence"}, "threshold": 0.6}),
+    "entropy, logits": ("tah", {"axes": {"routing": "entropy_change", "training_routing": None}, "threshold": 0.5}),
+}
+CASES = [*LOOPED, *COMPARING]
 
 
 def model_of(name: str, **changes: Any) -> LoopedLM:
-    """Six layers, up to three depths, random weights."""
-    settings = {"threshold": None, "num_hidden_layers": 6} | DIALS.get(name, {}) | changes
-    return tiny_model(name, 3, **settings)
+    """Six layers, up to three depths, random weights; of a preset or a case of ``COMPARING``."""
+    preset, dials = COMPARING.get(name, (name, DIALS.get(name, {})))
+    return tiny_model(preset, 3, **({"threshold": None, "num_hidden_layers": 6} | dials | changes))
 
 
 def rows_of(*lengths: int, seed: int = 0) -> PackedRows:
@@ -40,7 +51,7 @@ def assert_close(got: torch.Tensor, want: torch.Tensor, atol: float = 1e-10) -> 
     torch.testing.assert_close(got, want, atol=atol, rtol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", LOOPED)
+@pytest.mark.parametrize("name", CASES)
 def test_level_synchronous_equals_token_by_token(name: str) -> None:
     """T2 with the decoding rule's own routes, noise and missing keys."""
     model = model_of(name).eval()
@@ -58,7 +69,7 @@ def test_level_synchronous_equals_token_by_token(name: str) -> None:
     assert len(trace.executed.unique()) == 1 if fixed else len(trace.executed.unique()) > 1, "the test must mix depths"
 
 
-@pytest.mark.parametrize("name", LOOPED)
+@pytest.mark.parametrize("name", CASES)
 def test_equality_holds_for_scripted_routes(name: str) -> None:
     """T2 with gaps in every stream, whatever the method's own rule would do."""
     model = model_of(name)
@@ -70,7 +81,7 @@ def test_equality_holds_for_scripted_routes(name: str) -> None:
     assert_close(trace.log_prob, slow["log_prob"])
 
 
-@pytest.mark.parametrize("name", LOOPED)
+@pytest.mark.parametrize("name", CASES)
 def test_a_document_is_the_same_packed_or_alone(name: str) -> None:
     """Also its noise and its random decisions, which are keyed by example and position."""
     model = model_of(name)
@@ -84,7 +95,7 @@ def test_a_document_is_the_same_packed_or_alone(name: str) -> None:
             assert_close(alone.log_prob, together.log_prob[mine])
 
 
-@pytest.mark.parametrize("name", LOOPED)
+@pytest.mark.parametrize("name", CASES)
 def test_later_tokens_change_nothing_earlier(name: str) -> None:
     """T3, with the decoding rule (a top-k over the sequence is not causal, which is why MoR decodes by threshold)."""
     model = model_of(name).eval()
@@ -98,7 +109,7 @@ def test_later_tokens_change_nothing_earlier(name: str) -> None:
     assert not torch.allclose(before.log_prob[12:], after.log_prob[12:])
 
 
-@pytest.mark.parametrize("name", LOOPED)
+@pytest.mark.parametrize("name", CASES)
 def test_every_parameter_has_a_gradient_also_where_nobody_has_rows(name: str) -> None:
     """What sharded collectives need: the same parameters take part on a rank that holds nothing."""
     model = model_of(name)
@@ -110,7 +121,7 @@ def test_every_parameter_has_a_gradient_also_where_nobody_has_rows(name: str) ->
         assert all(bool(value.grad.isfinite().all()) for value in model.parameters())
 
 
-@pytest.mark.parametrize("name", LOOPED)
+@pytest.mark.parametrize("name", CASES)
 def test_checkpointing_changes_no_gradient(name: str) -> None:
     """T13."""
     rows, found = rows_of(13), []
@@ -257,3 +268,26 @@ def test_loopus_trains_every_pass_and_stops_where_it_is_confident() -> None:
             sure = 1 / (1 + torch.exp(-q)) >= 0.6
             assert torch.equal(ran.goes_on, ~sure if number < 2 else torch.zeros_like(sure))
             assert number == 2 or bool(sure.any() and not sure.all())
+
+
+@pytest.mark.parametrize("rule", ["divergence", "entropy_change", "likeliest_token"])
+def test_a_coda_in_every_pass_reads_what_a_coda_at_the_end_does(rule: str) -> None:
+    """Where all rows run one depth: trained at fixed depth without a comparison, decoded with one that never stops."""
+    model, rows = model_of("huginn", axes={"routing": rule, "training_routing": "every_row"}, threshold=0.0), rows_of(9)
+    with torch.no_grad():
+        trained, decoded = model(rows), model.eval()(rows)
+    assert trained.depths[0].head is None and decoded.depths[0].head is not None
+    assert set(decoded.executed.tolist()) == {3}
+    assert_close(decoded.log_prob, trained.log_prob, 1e-12)
+
+
+def test_a_likeliest_token_counts_the_passes_that_left_it() -> None:
+    """The first pass has nothing before it, not even token 0."""
+    memory, found = torch.zeros(2, 2), []
+    for tokens in ([0, 3], [0, 3], [0, 2], [0, 2], [0, 3], [0, 3]):
+        log_probs = torch.zeros(2, 4).index_put((torch.arange(2), torch.tensor(tokens)), torch.ones(2))
+        change, memory = LikeliestToken().compare(log_probs.log_softmax(-1), torch.empty(2, 1), memory, lambda x: x)
+        found.append(change)
+    want = torch.tensor([[1, 2, 3, 4, 5, 6], [1, 2, 1, 2, 1, 2]]).T
+    assert_close(torch.stack(found), 1 / want, 1e-7)
+    assert found[-1][0] < 0.17 < found[-2][0], "stops at five"

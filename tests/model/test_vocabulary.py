@@ -89,8 +89,8 @@ def test_bf16_autocast_stays_close():
     table = TokenTable(500, 64, tied=True)
     torch.nn.init.normal_(table.embedding, std=0.1)
     hidden, targets = torch.randn(40, 64), torch.randint(500, (40,))
-    exact = table(head=(hidden, targets, 8, 16))
+    exact = table(head=(hidden, targets, 8, 16, None))
     with torch.autocast("cpu", torch.bfloat16):
-        rough = table(head=(hidden, targets, 8, 16))
+        rough = table(head=(hidden, targets, 8, 16, None))
     assert rough.log_prob.dtype == torch.float32
     assert 0 < (rough.log_prob - exact.log_prob).abs().max() < 0.05

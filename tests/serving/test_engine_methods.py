@@ -11,7 +11,7 @@ from fathom.model.rows import pack_documents
 from fathom_serve.engine.engine import Engine
 from fathom_serve.engine.limits import EngineLimits
 from fathom_serve.engine.request import Depth, Finished, Progress, Request, Sampling
-from model.test_methods import LOOPED, model_of
+from model.test_methods import CASES, model_of
 from support.reference import decode
 
 LIMITS = EngineLimits(max_active=3, rows_per_tick=7, head_rows=3, page_rows=4, pages=200, books="tick")
@@ -23,7 +23,7 @@ def ask(number: int, length: int, answer: int) -> Request:
     return Request(str(number), tuple(ids), sampling)
 
 
-@pytest.mark.parametrize("name", LOOPED)
+@pytest.mark.parametrize("name", CASES)
 def test_answers_equal_the_reference(name: str) -> None:
     model = model_of(name).eval()
     engine = Engine(model, LIMITS, decode=lambda ids: "")

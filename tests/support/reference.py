@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from fathom.model.looped import LoopedLM
-from fathom.model.routing import Asked
+from fathom.model.routing import Asked, Comparing
 from fathom.model.rows import PackedRows
 from fathom.model.state import RowKeys
-from fathom.model.visibility import SAME_DEPTH, RowMeta, row_meta, visible
+from fathom.model.visibility import LATEST, SAME_DEPTH, RowMeta, row_meta, visible
 from fathom.model.vocabulary import read_logits
 
 
@@ -56,14 +56,30 @@ def one_row(rows: PackedRows, t: int) -> PackedRows:
     return PackedRows(*(field[t : t + 1] for field in rows))
 
 
+def plain_change(model: LoopedLM, log_probs: list[Tensor], u: Tensor, x: Tensor) -> Tensor:
+    """What the last pass from u to x changed, as the rule has it, from all distributions so far ``[V]``."""
+    if model.exit_rule.reads_change:
+        return ((x - u).square().sum() / x.square().sum()).sqrt()
+    if model.method.routing == "likeliest_token":
+        likeliest = [int(each.argmax()) for each in log_probs]
+        alike = [token == likeliest[-1] for token in likeliest[::-1]]
+        return torch.tensor(1 / (alike.index(False) if False in alike else len(alike)))
+    q = log_probs[-1].exp()
+    p = log_probs[-2].exp() if len(log_probs) > 1 else torch.full_like(q, 1 / len(q))
+    if model.method.routing == "entropy_change":
+        return ((p * p.log()).sum() - (q * q.log()).sum()).abs()
+    assert model.method.routing == "divergence"
+    return (p * (p / q).log()).sum()
+
+
 def decode(model: LoopedLM, rows: PackedRows, routes: Tensor | None = None, seed: int = 0) -> dict[str, Tensor]:
     """Token by token, each to its last depth and through the coda before the next, with plain arithmetic.
 
     Returns per row: log-probability of the target under the readout, executed depth, per-depth log-probabilities
     ``[rows, M]`` (NaN where not run or not read) and continue probabilities ``[rows, M]``.
     """
-    before, body, after = (DenseStreams(rule) for rule in (SAME_DEPTH, model.method.visibility, SAME_DEPTH))
-    depths = model.method.max_depth
+    before, body, after = (DenseStreams(rule) for rule in (SAME_DEPTH, model.method.visibility, LATEST))
+    depths, rule = model.method.max_depth, model.exit_rule
     mixed, executed = [], []
     single = torch.full((rows.count, depths), torch.nan, dtype=torch.float64)
     gates = torch.full((rows.count, depths), torch.nan, dtype=torch.float64)
@@ -82,8 +98,10 @@ def decode(model: LoopedLM, rows: PackedRows, routes: Tensor | None = None, seed
             _, x, h, _ = ran
             summed = model.kept(state, x, h)
             head = None
-            if model.reads_each_depth:
-                logits = model.logits(summed if model.readout.sums_hidden else h)
+            if model.reads_every_pass:
+                stopping = kept + mass * x if model.readout.mixes_states else summed
+                coda = after.view(row_meta(row.sequence, row.positions, depth))
+                logits = model.logits(model.finish(stopping, row.positions, coda))
                 head = read_logits(logits, model.top_k())
                 log_probs.append(logits.log_softmax(-1)[0])
                 single[t, depth - 1] = log_probs[-1][rows.targets[t]]
@@ -95,6 +113,9 @@ def decode(model: LoopedLM, rows: PackedRows, routes: Tensor | None = None, seed
             survival = model.survival(mass, gate)
             if routes is not None:
                 on = depth < min(int(routes[t]), depths)
+            elif rule.reads_change or isinstance(rule, Comparing):
+                change = plain_change(model, log_probs, state.u, x)
+                on = depth < depths and bool(change > model.method.threshold)
             else:
                 asked = Asked(
                     row.supervised, depths, model.method.threshold, row.oracle, row.sequence, torch.tensor([rows.count])
@@ -107,7 +128,8 @@ def decode(model: LoopedLM, rows: PackedRows, routes: Tensor | None = None, seed
             taken += [] if gate is None else [gate[0]]
             state, mass = model.enter(passed, kept, logit, survival), survival
         body.settle(depth, depth)
-        if model.reads_each_depth:
+        if model.reads_every_pass:
+            after.settle(depth, depth)
             mixed.append(model.mix(log_probs, taken)[rows.targets[t]])
         else:
             hidden = model.finish(kept, row.positions, after.view(meta))

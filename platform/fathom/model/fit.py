@@ -7,9 +7,9 @@ from fathom.errors import ConfigError, nearest
 from fathom.model.deciders import DECIDERS
 from fathom.model.methods import Method, find_part, method_of
 from fathom.model.readout import READOUTS
-from fathom.model.routing import ROUTINGS
+from fathom.model.routing import ROUTINGS, Comparing
 from fathom.model.updates import UPDATES
-from fathom.model.visibility import RULES
+from fathom.model.visibility import LATEST, RULES, SAME_DEPTH
 
 if TYPE_CHECKING:
     from fathom.model.looped import LoopedLM
@@ -72,6 +72,13 @@ def _check_reading(model: "LoopedLM") -> None:
 
 def _check_routing(model: "LoopedLM", axis: str, name: str, rule: "Routing") -> None:
     head = model.decider
+    if isinstance(rule, Comparing) and model.backbone.span.coda and model.method.visibility != LATEST:
+        raise ConfigError(
+            f"method {model.method.name!r}: method.{axis} {name!r} runs the coda in every pass, where visibility "
+            f"{model.method.visibility!r} does not show one key of every earlier token",
+            f"set method.visibility to {LATEST} (the same as {SAME_DEPTH} where every row runs all depths), or choose "
+            f"another {axis}",
+        )
     if rule.needs_decisions and not (head is not None and head.per_depth):
         raise _unfit(model, axis, name, "decides by continue probabilities at every depth", "tah2 or exit_gate")
     if rule.needs_plan and not (head is not None and head.gives_depth):

@@ -10,6 +10,7 @@ from fathom.model.config import BackboneConfig
 from fathom.model.deciders import DECIDERS
 from fathom.model.methods import Method, find_part
 from fathom.model.readout import READOUTS
+from fathom.model.routing import ROUTINGS, Comparing
 from fathom.model.span import resolve_span
 from fathom.model.updates import UPDATES
 from fathom.model.visibility import DUO_CAUSAL, ROOT_AND_OWN, SAME_DEPTH
@@ -19,16 +20,16 @@ class RowFlops(NamedTuple):
     """Costs of a method on a backbone.
 
     Attributes:
-        once: of the layers that a token runs once (prelude and coda).
-        body: of one pass of the looped layers.
+        once: of the layers that a token runs once: prelude, and coda where no exit rule runs it in every pass.
+        body: of the layers of one pass.
         head: of one distribution over the vocabulary.
-        pair_once: of a (query, key) pair in prelude and coda.
-        pair: of a (query, key) pair in the body.
+        pair_once: of a (query, key) pair in the layers that run once.
+        pair: of a (query, key) pair in those of a pass.
         first: of the update before the first pass, and of a router's plan.
         update: of the update before every further pass.
         adapters: of the low-rank changes, per pass from depth 2 on.
-        decider: of one decision.
-        reads_each_depth: whether every pass has a head, or only the last.
+        decider: of one decision, by a decider or by a comparison with the pass before.
+        reads_every_pass: whether every pass has a head, or only the last.
     """
 
     once: float
@@ -40,7 +41,7 @@ class RowFlops(NamedTuple):
     update: float
     adapters: float
     decider: float
-    reads_each_depth: bool
+    reads_every_pass: bool
 
     @property
     def backbone(self) -> float:
@@ -60,13 +61,18 @@ def _part_flops(method: Method, width: int) -> tuple[float, float, float]:
     return float(first), float(update.flops), float(decider.flops if decider else 0)
 
 
-def row_flops(config: BackboneConfig, method: Method) -> RowFlops:
-    """The costs of a method on a backbone shape."""
+def row_flops(config: BackboneConfig, method: Method, training: bool = False) -> RowFlops:
+    """The costs of a method on a backbone shape, by the exit rule of decoding or of training."""
     d, attended = config.hidden_size, config.heads * config.head_width
     stored = config.kv_heads * config.head_width
     layer = 4 * d * attended + 4 * d * stored + 6 * d * config.ffn_width
     span = resolve_span(method.span, config.layers)
-    outer = span.prelude + span.coda
+    name = (method.training_routing or method.routing) if training else method.routing
+    rule = find_part(ROUTINGS, name, "routing")
+    comparing = isinstance(rule, Comparing)
+    outer = span.prelude + (0 if comparing else span.coda)
+    inner = span.layers - outer
+    head = float(2 * d * config.vocab_size)
     first, update, decider = _part_flops(method, d)
     adapters = 0.0
     if method.adapters:
@@ -74,29 +80,32 @@ def row_flops(config: BackboneConfig, method: Method) -> RowFlops:
             adapters = float(span.body * LowRankAdapters(config, span).flops)
     return RowFlops(
         once=float(outer * layer),
-        body=float(span.body * layer),
-        head=float(2 * d * config.vocab_size),
+        body=float(inner * layer),
+        head=head,
         pair_once=float(4 * outer * attended),
-        pair=float(4 * span.body * attended),
+        pair=float(4 * inner * attended),
         first=first,
         update=update,
         adapters=adapters,
-        decider=decider,
-        reads_each_depth=not span.coda and not find_part(READOUTS, method.readout, "readout").mixes_states,
+        decider=decider + (rule.further_heads * head if comparing else 0.0),
+        reads_every_pass=comparing or not (span.coda or find_part(READOUTS, method.readout, "readout").mixes_states),
     )
 
 
-def forward_flops(config: BackboneConfig, method: Method, rows: list[float], pairs: list[float]) -> float:
+def forward_flops(
+    config: BackboneConfig, method: Method, rows: list[float], pairs: list[float], training: bool = False
+) -> float:
     """FLOPs of a forward with a head on every row that is read.
 
     Args:
         rows: how many rows ran each depth, from depth 1.
         pairs: how many (query, key) pairs attention computed at each depth.
+        training: by the exit rule of training, else of decoding.
     """
-    cost = row_flops(config, method)
+    cost = row_flops(config, method, training)
     deeper = sum(rows[1:])
     total = rows[0] * cost.once + sum(rows) * cost.body + pairs[0] * cost.pair_once + sum(pairs) * cost.pair
-    total += (sum(rows) if cost.reads_each_depth else rows[0]) * cost.head
+    total += (sum(rows) if cost.reads_every_pass else rows[0]) * cost.head
     total += rows[0] * cost.first + deeper * (cost.update + cost.adapters)
     return total + sum(rows[: method.max_depth - 1]) * cost.decider
 
@@ -117,7 +126,7 @@ def decode_flops(config: BackboneConfig, method: Method, prompt_depths: list[int
     total = 0.0
     for depth in depths:
         tokens += 1
-        total += cost.once + depth * cost.body + (depth if cost.reads_each_depth else 1) * cost.head
+        total += cost.once + depth * cost.body + (depth if cost.reads_every_pass else 1) * cost.head
         total += cost.first + (depth - 1) * (cost.update + cost.adapters)
         total += tokens * cost.pair_once
         total += sum(before[m] + _own_keys(m, method.visibility) for m in range(1, depth + 1)) * cost.pair

@@ -181,7 +181,7 @@ class _Levels:
         executed = torch.zeros_like(rows.ids)
         for trace in depths:
             executed[trace.index] += 1
-        if model.reads_each_depth:
+        if model.reads_every_pass:
             log_prob = self._mixture(depths, executed)
         else:
             log_prob = model.read_out(
@@ -200,17 +200,20 @@ class _Levels:
         model, rows, index, state = self.model, self.rows, level.index, level.state
         sequence = torch.full_like(index, GHOST) if level.ghost else rows.sequence[index]
         meta = row_meta(sequence, rows.positions[index], depth)
-        ran = model.run(state, meta.depth, meta.position, self.streams.view(meta), self.options.checkpointing)
+        view = self.streams.view(meta)
+        ran = model.run(state, meta.depth, meta.position, view, self.options.checkpointing)
         _, x, h, _ = ran
         kept = model.kept(state, x, h)
+        stopping = model.stopping(state, x, kept)
         deeper = depth < self.max_depth
         head = None
-        if model.reads_each_depth:
-            read = kept if model.readout.sums_hidden else h
+        if model.reads_every_pass:
+            read = model.end(stopping, h, meta.position, view, self.options.checkpointing)
             # At depth 1 in any case: `_touch_added` asks decider and update there.
             k = model.top_k() if deeper or depth == 1 else 0
             k = max(k, int(bool(self.options.read_depths & {depth, -1})))
-            head = model.read_out(read, rows.targets[index], k, self.options.head_chunk_rows)
+            memory = state.memory if deeper else None
+            head = model.read_out(read, rows.targets[index], k, self.options.head_chunk_rows, memory)
         passed = model.pass_of(state, meta.depth, ran, head)
         logit = model.continue_logit(passed) if deeper else None
         gate = None if logit is None else logit.detach().sigmoid()
@@ -218,11 +221,9 @@ class _Levels:
         survival = model.survival(state.mass, weight)
         goes_on = self._goes_on(depth, index, passed, gate, survival.detach()) & (sequence != GHOST)
         self.streams.settle(goes_on)
-        stopping = kept
         if model.readout.mixes_states:
             share = model.readout.weight(state.mass, survival, goes_on, meta.depth)
             kept = state.kept + share[:, None].to(x.dtype) * x
-            stopping = state.kept + state.mass[:, None].to(x.dtype) * x
         head = self._probe(depth, level, stopping) if head is None else head
         if not self.count:
             # The one row of a rank without rows takes every pass that others take, and stops with them.

@@ -28,13 +28,13 @@ from fathom.model.levels import LoopOptions, Trace, run_levels
 from fathom.model.methods import Method, find_part
 from fathom.model.noise import truncated_normal, uniform
 from fathom.model.readout import READOUTS, mix
-from fathom.model.routing import ROUTINGS, Asked, Decision, Routing
+from fathom.model.routing import ROUTINGS, Asked, Comparing, Decision, Routing
 from fathom.model.rows import PackedRows
 from fathom.model.span import resolve_span
 from fathom.model.state import Passed, RowKeys, RowState
 from fathom.model.update import Update
 from fathom.model.updates import UPDATES
-from fathom.model.vocabulary import HeadOutput, TokenTable
+from fathom.model.vocabulary import Comparison, HeadOutput, TokenTable
 
 STATE_SALT, ROUTE_SALT = 1, 2
 """Keys that keep a row's random first state apart from its random decisions."""
@@ -81,6 +81,16 @@ class LoopedLM(nn.Module):
         """The routing of this mode: training's or decoding's."""
         return self.training_routing if self.training else self.routing
 
+    @property
+    def comparing(self) -> Comparing | None:
+        """The exit rule of this mode, if it compares the distributions of consecutive passes."""
+        return self.exit_rule if isinstance(self.exit_rule, Comparing) else None
+
+    @property
+    def reads_every_pass(self) -> bool:
+        """Whether every pass ends in a distribution, through the coda where there is one; else the last alone does."""
+        return self.reads_each_depth or self.comparing is not None
+
     def set_max_depth(self, max_depth: int) -> None:
         """Another M than the trained one, deeper or shallower.
 
@@ -124,7 +134,9 @@ class LoopedLM(nn.Module):
         plan = None if self.decider is None else self.decider.plan(u)
         mass = torch.ones(ids.shape, dtype=_wide(e), device=e.device)
         gate, planned = (mass, torch.zeros_like(ids)) if plan is None else (plan.gate.to(mass.dtype), plan.depth)
-        return RowState(e, z, u, torch.zeros_like(e), mass, gate, planned), plan
+        width = 0 if self.comparing is None else self.comparing.memory_width(e.shape[1])
+        memory = mass.new_zeros(ids.shape[0], width)
+        return RowState(e, z, u, torch.zeros_like(e), mass, gate, planned, memory), plan
 
     def run(
         self, state: RowState, depth: Tensor, positions: Tensor, view: StreamView, checkpointing: bool = False
@@ -157,6 +169,7 @@ class LoopedLM(nn.Module):
         """Everything that decider and update may look at."""
         y, x, h, taps = run
         top = h.new_zeros(h.shape[0], 0) if head is None else head.top
+        change, memory = (torch.zeros_like(state.mass), state.memory) if head is None else (head.change, head.memory)
         logits, embedding = top, None
         if head is not None and top.shape[1]:
             logits = top.clamp_min(torch.finfo(top.dtype).tiny).log() + head.log_sum_exp[:, None]
@@ -164,7 +177,7 @@ class LoopedLM(nn.Module):
                 best = slice(0, self.update.top_k)
                 weights = top[:, best] / top[:, best].sum(-1, keepdim=True)
                 embedding = self.table(mix=(head.top_ids[:, best], weights)).to(x.dtype)
-        return Passed(depth, state, y, x, h, taps, top, logits, embedding)
+        return Passed(depth, state, y, x, h, taps, top, logits, embedding, change, memory)
 
     def continue_logit(self, passed: Passed) -> Tensor | None:
         """The decider's logit ``[rows]``; None for methods that decide without one."""
@@ -197,7 +210,7 @@ class LoopedLM(nn.Module):
         draw = torch.zeros(depth.shape, dtype=torch.float64, device=depth.device)
         if rule.draws:
             draw = uniform(keys.seed, keys.example, keys.position, ROUTE_SALT, depth, width=1, like=depth)[:, 0]
-        change = torch.zeros_like(survival)
+        change = passed.change
         if rule.reads_change:
             change = ((passed.x - passed.state.u).norm(dim=-1) / passed.x.norm(dim=-1)).to(survival.dtype)
         decision = Decision(
@@ -222,7 +235,22 @@ class LoopedLM(nn.Module):
         gate = before.gate
         if self.decider is not None and logit is not None:
             gate = self.decider.next_gate(passed, logit).to(gate.dtype)
-        return RowState(before.e, before.z, u, kept, survival, gate, before.planned)
+        return RowState(before.e, before.z, u, kept, survival, gate, before.planned, passed.memory)
+
+    def stopping(self, state: RowState, x: Tensor, kept: Tensor) -> Tensor:
+        """What the readout holds of rows that stop after this pass, ``[rows, d]``."""
+        return state.kept + state.mass[:, None].to(x.dtype) * x if self.readout.mixes_states else kept
+
+    def end(
+        self, stopping: Tensor, h: Tensor, positions: Tensor, view: StreamView, checkpointing: bool = False
+    ) -> Tensor:
+        """What the head reads after a pass, ``[rows, d]``, of methods and rules that read every one.
+
+        The coda is then part of the pass: it attends to the body's streams and leaves its keys there.
+        """
+        if self.reads_each_depth and not self.readout.sums_hidden:
+            return h
+        return self.finish(stopping, positions, view, checkpointing)
 
     def finish(self, kept: Tensor, positions: Tensor, view: StreamView, checkpointing: bool = False) -> Tensor:
         """What the head reads of rows that have stopped, ``[rows, d]``.
@@ -248,9 +276,14 @@ class LoopedLM(nn.Module):
         """A token's log-probabilities ``[V]`` from those of its executed depths and their continue probabilities."""
         return mix(self.readout, log_probs, gates, self.survival)
 
-    def read_out(self, hidden: Tensor, targets: Tensor, k: int, chunk_rows: int) -> HeadOutput:
-        """Target log-probabilities, log-sum-exps and top-k probabilities of hidden states ``[rows, d]``."""
-        return self.table(head=(hidden, targets, k, chunk_rows))
+    def read_out(
+        self, hidden: Tensor, targets: Tensor, k: int, chunk_rows: int, memory: Tensor | None = None
+    ) -> HeadOutput:
+        """Target log-probabilities, log-sum-exps and top-k probabilities of hidden states ``[rows, d]``, and what the
+        exit rule finds who compares them with its ``memory``."""
+        rule = self.comparing
+        comparison = None if rule is None or memory is None else Comparison(rule.compare, memory)
+        return self.table(head=(hidden, targets, k, chunk_rows, comparison))
 
     def top_k(self) -> int:
         """How many of each depth's likeliest tokens the parts look at."""

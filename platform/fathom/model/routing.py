@@ -1,5 +1,7 @@
 """Exit rules: which rows go on to the next depth. Decisions are constants; no gradient passes through them."""
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -34,7 +36,8 @@ class Decision(NamedTuple):
         sequence: int64 ``[rows]``, which document or request.
         length: int64 ``[rows]``, how many rows that has in all; 0 in decoding, which does not know.
         draw: fp64 ``[rows]``, uniform numbers keyed by (seed, example, position, depth).
-        change: ``[rows]``, |x - u| / |x| of the pass.
+        change: ``[rows]``, what the pass changed, as the rule measures it: |x - u| / |x| for rules that read the state,
+            else what :meth:`Comparing.compare` gives.
         narrowed: how much of what a router's capacities take off is taken off by now, 0 to 1.
     """
 
@@ -61,7 +64,7 @@ class Routing:
             decode token by token.
         reads_generates: whether it looks at ``generates``, so that a token's depths depend on its part in a request.
         draws: whether it looks at ``draw``.
-        reads_change: whether it looks at ``change``.
+        reads_change: whether it looks at ``change`` of the state.
         dial: whether tau decides.
         needs_decisions: whether it looks at continue probabilities, or the mass that follows from them.
         needs_plan: whether it looks at a router's plan.
@@ -202,6 +205,85 @@ class StateChange(Routing):
         return rows.change > rows.threshold
 
 
+class Comparing(Routing):
+    """Continue iff the pass changed the distribution that stopping would give by more than tau (methods 4.4).
+
+    Before the first pass the distribution is uniform. Every pass then ends in the coda and the head.
+
+    Attributes:
+        further_heads: how many heads a comparison takes besides the one of its own pass.
+    """
+
+    dial = True
+    further_heads = 0
+
+    def memory_width(self, width: int) -> int:
+        """How many numbers of a pass it remembers for the next; ``width`` is d."""
+        raise NotImplementedError
+
+    def compare(
+        self, log_probs: Tensor, read: Tensor, memory: Tensor, head: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """The change ``[rows]``, and the memory for the next pass, ``[rows, memory_width]``.
+
+        Args:
+            log_probs: ``[rows, V]``, of this pass.
+            read: ``[rows, d]``, the states that they are the head's distributions of.
+            memory: of the pass before; zeros before the first.
+            head: gives the log-probabilities of states ``[rows, d]``.
+        """
+        raise NotImplementedError
+
+    def goes_on(self, rows: Decision) -> Tensor:
+        return rows.change > rows.threshold
+
+
+class Divergence(Comparing):
+    """KL(p_{m-1} || p_m). What it remembers is the state, since that is narrower than a distribution: the head gives it
+    again, and the uniform one of a state of zeros."""
+
+    further_heads = 1
+
+    def memory_width(self, width: int) -> int:
+        return width
+
+    def compare(
+        self, log_probs: Tensor, read: Tensor, memory: Tensor, head: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        before = head(memory.to(read.dtype))
+        return (before.exp() * (before - log_probs)).sum(-1), read.to(memory.dtype)
+
+
+class EntropyChange(Comparing):
+    """|H_m - H_{m-1}| in nats. What it remembers is how far below log V the entropy is."""
+
+    def memory_width(self, width: int) -> int:
+        return 1
+
+    def compare(
+        self, log_probs: Tensor, read: Tensor, memory: Tensor, head: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        below = math.log(log_probs.shape[-1]) + (log_probs.exp() * log_probs).sum(-1)
+        return (below - memory[:, 0]).abs(), below[:, None]
+
+
+class LikeliestToken(Comparing):
+    """1 / (1 + n), where n passes in a row have left the likeliest token as it was: tau of 0.17 stops at five.
+
+    What it remembers is that token, counted from 1, and n.
+    """
+
+    def memory_width(self, width: int) -> int:
+        return 2
+
+    def compare(
+        self, log_probs: Tensor, read: Tensor, memory: Tensor, head: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        token = (log_probs.argmax(-1) + 1).to(memory.dtype)
+        unchanged = torch.where(token == memory[:, 0], memory[:, 1] + 1, 0.0)
+        return 1 / (1 + unchanged), torch.stack((token, unchanged), dim=-1)
+
+
 def _asked(rows: Decision) -> Tensor:
     if rows.continue_prob is None:
         raise ValueError("this exit rule needs continue probabilities: give the method a decider")
@@ -220,5 +302,8 @@ ROUTINGS: dict[str, Routing] = {
     "planned": Planned(),
     "expert_choice": ExpertChoice(),
     "state_change": StateChange(),
+    "divergence": Divergence(),
+    "entropy_change": EntropyChange(),
+    "likeliest_token": LikeliestToken(),
 }
 """By name; a package may add its own (docs/methods.md)."""

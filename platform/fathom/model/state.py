@@ -24,6 +24,7 @@ class RowState(NamedTuple):
         mass: ``[rows]``, fp32 or wider, share of the next-token distribution that no shallower depth took.
         gate: ``[rows]``, fp32 or wider, a router's weight of the next pass; 1 for methods without a router.
         planned: int64 ``[rows]``, the depth that a router chose at the start; 0 for methods without one.
+        memory: ``[rows, w]``, fp32 or wider, what the exit rule remembers of the passes before; zeros at first.
     """
 
     e: Tensor
@@ -33,6 +34,7 @@ class RowState(NamedTuple):
     mass: Tensor
     gate: Tensor
     planned: Tensor
+    memory: Tensor
 
     def at(self, index: Tensor | slice) -> "RowState":
         """Some of the rows."""
@@ -52,6 +54,8 @@ class Passed(NamedTuple):
         top: ``[rows, k]``, the largest probabilities of this depth's softmax, descending; k as the parts ask.
         top_logits: ``[rows, k]``, their logits.
         top_embedding: ``[rows, d]``, the mean of their embeddings under the softmax over these k alone.
+        change: ``[rows]``, what the pass changed of the distribution, for rules that compare; 0 for others.
+        memory: ``[rows, w]``, what the exit rule remembers of it.
     """
 
     depth: Tensor
@@ -63,6 +67,8 @@ class Passed(NamedTuple):
     top: Tensor
     top_logits: Tensor
     top_embedding: Tensor | None
+    change: Tensor
+    memory: Tensor
 
     def at(self, index: Tensor | slice) -> "Passed":
         """Some of the rows."""
@@ -76,6 +82,8 @@ class Passed(NamedTuple):
             self.top[index],
             self.top_logits[index],
             None if self.top_embedding is None else self.top_embedding[index],
+            self.change[index],
+            self.memory[index],
         )
 
 
@@ -96,4 +104,6 @@ def ghost_pass(like: Passed) -> Passed:
         zero_row(like.top),
         zero_row(like.top_logits),
         None if like.top_embedding is None else zero_row(like.top_embedding),
+        zero_row(like.change),
+        zero_row(like.memory),
     )

@@ -4,6 +4,7 @@ Logits ``[rows, V]`` never exist for more than ``chunk_rows`` rows: the forward 
 log-probability, a log-sum-exp and the k largest probabilities, and the backward makes the logits again.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -19,12 +20,28 @@ class HeadOutput(NamedTuple):
         log_sum_exp: ``[rows]`` of the logits.
         top: ``[rows, k]``, the k largest probabilities of the full softmax, descending, zero-padded if V < k.
         top_ids: int64 ``[rows, k]``, whose they are; 0 in the padding.
+        change: ``[rows]``, what the comparison found; 0 without one.
+        memory: ``[rows, w]``, what it remembers for the next; nothing without one.
     """
 
     log_prob: Tensor
     log_sum_exp: Tensor
     top: Tensor
     top_ids: Tensor
+    change: Tensor
+    memory: Tensor
+
+
+class Comparison(NamedTuple):
+    """With what a distribution is compared.
+
+    Attributes:
+        compare: see :meth:`fathom.model.routing.Comparing.compare`; no gradient passes through it.
+        memory: ``[rows, w]``, what it remembered of the pass before.
+    """
+
+    compare: Callable[[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]], tuple[Tensor, Tensor]]
+    memory: Tensor
 
 
 class TokenTable(nn.Module):
@@ -46,11 +63,11 @@ class TokenTable(nn.Module):
     def forward(
         self,
         ids: Tensor | None = None,
-        head: tuple[Tensor, Tensor, int, int] | None = None,
+        head: tuple[Tensor, Tensor, int, int, Comparison | None] | None = None,
         mix: tuple[Tensor, Tensor] | None = None,
     ) -> Any:
-        """Embed ``ids`` to ``[rows, d]``; or read out ``head``: hidden, targets, k, chunk_rows of :func:`read_out`; or
-        ``mix`` embeddings: ids and weights, both ``[rows, k]``, to ``[rows, d]``."""
+        """Embed ``ids`` to ``[rows, d]``; or read out ``head``: the arguments of :func:`read_out` without the
+        weight; or ``mix`` embeddings: ids and weights, both ``[rows, k]``, to ``[rows, d]``."""
         if ids is not None:
             return nn.functional.embedding(ids, self.embedding)
         if mix is not None:
@@ -60,15 +77,17 @@ class TokenTable(nn.Module):
                 return nn.functional.embedding_bag(tokens, self.embedding, mode="sum", per_sample_weights=weights)
         if head is None:
             raise ValueError("call with ids to embed, with head to read out, or with mix")
-        hidden, targets, k, chunk_rows = head
-        return read_out(hidden, self.head_weight, targets, k, chunk_rows)
+        hidden, targets, k, chunk_rows, comparison = head
+        return read_out(hidden, self.head_weight, targets, k, chunk_rows, comparison)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Full logits ``[rows, V]`` in fp32 or wider, for the few rows that sample or gate in serving."""
         return _logits(hidden, self.head_weight, _compute_dtype(hidden))
 
 
-def read_out(hidden: Tensor, weight: Tensor, targets: Tensor, k: int, chunk_rows: int) -> HeadOutput:
+def read_out(
+    hidden: Tensor, weight: Tensor, targets: Tensor, k: int, chunk_rows: int, comparison: Comparison | None = None
+) -> HeadOutput:
     """Target log-probability, log-sum-exp and top-k probabilities of ``softmax(hidden @ weight.T)``.
 
     Args:
@@ -77,13 +96,14 @@ def read_out(hidden: Tensor, weight: Tensor, targets: Tensor, k: int, chunk_rows
         targets: int64 ``[rows]``.
         k: how many probabilities to keep, 0 for none.
         chunk_rows: rows whose logits exist at the same time.
+        comparison: with the pass before, if an exit rule asks for it.
     """
-    outputs = _ReadOut.apply(hidden, weight, targets, k, chunk_rows, _compute_dtype(hidden))
+    outputs = _ReadOut.apply(hidden, weight, targets, k, chunk_rows, _compute_dtype(hidden), comparison)
     return HeadOutput(*outputs)
 
 
 def read_logits(logits: Tensor, k: int) -> HeadOutput:
-    """What :func:`read_out` gives, from full logits ``[rows, V]`` that exist anyway; without a target."""
+    """What :func:`read_out` gives, from full logits ``[rows, V]`` that exist anyway; no target, no comparison."""
     kept = min(k, logits.shape[-1])
     log_sum_exp = logits.logsumexp(-1)
     best = logits.topk(kept, dim=-1)
@@ -94,6 +114,8 @@ def read_logits(logits: Tensor, k: int) -> HeadOutput:
         log_sum_exp,
         nn.functional.pad(top, padding),
         nn.functional.pad(best.indices, padding),
+        torch.zeros_like(log_sum_exp),
+        log_sum_exp.new_zeros(log_sum_exp.shape[0], 0),
     )
 
 
@@ -121,14 +143,21 @@ class _ReadOut(torch.autograd.Function):
         k: int,
         chunk_rows: int,
         dtype: torch.dtype,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        comparison: Comparison | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         rows, kept = hidden.shape[0], min(k, weight.shape[0])
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         log_prob = hidden.new_empty(rows, dtype=wide)
         log_sum_exp = hidden.new_empty(rows, dtype=wide)
         top = hidden.new_zeros(rows, k, dtype=wide)
         chosen = targets.new_empty(rows, kept)
+        change = log_sum_exp.new_zeros(rows)
+        memory = log_sum_exp.new_zeros(rows, 0) if comparison is None else torch.empty_like(comparison.memory)
         cast = weight.to(dtype)
+
+        def head_of(states: Tensor) -> Tensor:
+            return _logits(states, cast, dtype).log_softmax(-1)
+
         for part in _chunks(rows, chunk_rows):
             logits = _logits(hidden[part], cast, dtype)
             log_sum_exp[part] = logits.logsumexp(-1)
@@ -136,16 +165,19 @@ class _ReadOut(torch.autograd.Function):
             if kept:
                 values, chosen[part] = logits.topk(kept, dim=-1)
                 top[part, :kept] = (values - log_sum_exp[part, None]).exp()
+            if comparison is not None:
+                log_probs, before = logits - log_sum_exp[part, None], comparison.memory[part]
+                change[part], memory[part] = comparison.compare(log_probs, hidden[part], before, head_of)
         ctx.save_for_backward(hidden, weight, targets, log_sum_exp, chosen, top)
         ctx.chunk_rows, ctx.dtype = chunk_rows, dtype
         top_ids = nn.functional.pad(chosen, (0, k - kept))
-        ctx.mark_non_differentiable(top_ids)
-        return log_prob, log_sum_exp, top, top_ids
+        ctx.mark_non_differentiable(top_ids, change, memory)
+        return log_prob, log_sum_exp, top, top_ids, change, memory
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_log_prob, grad_log_sum_exp, grad_top, _ = grads
+        grad_log_prob, grad_log_sum_exp, grad_top, *_ = grads
         hidden, weight, targets, log_sum_exp, chosen, top = ctx.saved_tensors
         kept, dtype = chosen.shape[1], ctx.dtype
         grad_hidden = torch.zeros_like(hidden)
@@ -167,7 +199,7 @@ class _ReadOut(torch.autograd.Function):
             grad_hidden[rows] = (grad @ cast).to(hidden.dtype)
             if grad_weight is not None:
                 grad_weight += grad.T @ states
-        return grad_hidden, grad_weight, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None
 
 
 def _chunks(rows: int, chunk_rows: int) -> list[slice]:

@@ -162,7 +162,7 @@ def flops_per_token(model: LoopedLM, found: dict[str, float]) -> float:
     """Forward FLOPs per token of the step, by the depths that its rows really ran."""
     depths = range(1, model.method.max_depth + 1)
     rows, pairs = ([found[f"{what}/{m}"] for m in depths] for what in ("rows", "pairs"))
-    return forward_flops(model.config, model.method, rows, pairs) / max(found["rows"], 1.0)
+    return forward_flops(model.config, model.method, rows, pairs, training=True) / max(found["rows"], 1.0)
 
 
 def not_finite(step: int) -> FathomError:

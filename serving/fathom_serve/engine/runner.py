@@ -9,7 +9,7 @@ from fathom.model.looped import LoopedLM
 from fathom.model.routing import Asked
 from fathom.model.state import RowKeys, RowState
 from fathom.model.visibility import SAME_DEPTH
-from fathom.model.vocabulary import read_logits
+from fathom.model.vocabulary import HeadOutput, read_logits
 from fathom_serve.engine.flight import FINISH, Piece, PieceOutcome
 from fathom_serve.kv.pool import PagePool
 from fathom_serve.kv.view import PagedStreams, Run
@@ -36,6 +36,7 @@ class _Made(NamedTuple):
         goes_on: bool ``[rows]``.
         states: of the rows that go on, in order, as they enter the next depth.
         kept: ``[rows, d]`` for the readout, of methods that read once.
+        read: ``[rows, d]``, what the head reads of methods that read every pass; else as ``kept``.
         log_probs: by row, of those that predict, at this depth alone.
         gates: ``[rows]``, NaN where nothing decided.
     """
@@ -43,6 +44,7 @@ class _Made(NamedTuple):
     goes_on: Tensor
     states: RowState
     kept: Tensor
+    read: Tensor
     log_probs: dict[int, Tensor]
     gates: Tensor
 
@@ -92,8 +94,13 @@ class Runner:
             states.insert(0, state._replace(planned=torch.minimum(state.planned, rows.max_depth[:count])))
         state = RowState(*(torch.cat(fields) for fields in zip(*states, strict=True)))
         view = self._view(self.model.method.visibility, pieces)
-        made = self._decide(rows, state, self.model.run(state, rows.depth, rows.positions, view))
-        return _split(pieces, made, self.model.reads_each_depth)
+        ran = self.model.run(state, rows.depth, rows.positions, view)
+        _, x, h, _ = ran
+        kept = read = self.model.kept(state, x, h)
+        if self.model.reads_every_pass:
+            read = self.model.end(self.model.stopping(state, x, kept), h, rows.positions, view)
+        made = self._decide(rows, state, ran, kept, read)
+        return _split(pieces, made, self.model.reads_every_pass)
 
     def _finish(self, pieces: list[Piece]) -> list[PieceOutcome]:
         """The coda, for rows that have stopped, and the distribution of the row that predicts."""
@@ -138,15 +145,26 @@ class Runner:
             torch.tensor([depth for piece in pieces for depth in piece.script], device=device),
         )
 
-    def _decide(self, rows: _Rows, state: RowState, ran: tuple[Tensor, Tensor, Tensor, list[Tensor]]) -> _Made:
+    def _decide(
+        self,
+        rows: _Rows,
+        state: RowState,
+        ran: tuple[Tensor, Tensor, Tensor, list[Tensor]],
+        kept: Tensor,
+        read: Tensor,
+    ) -> _Made:
         """Readout and exit rule, a tile of rows at a time: logits are made only for rows that sample or gate."""
         model, (y, x, h, taps) = self.model, ran
-        kept = model.kept(state, x, h)
         made = _Made(
-            torch.zeros_like(rows.predicts), state.at(slice(0, 0)), kept, {}, torch.full_like(state.mass, torch.nan)
+            torch.zeros_like(rows.predicts),
+            state.at(slice(0, 0)),
+            kept,
+            read,
+            {},
+            torch.full_like(state.mass, torch.nan),
         )
         asked = torch.ones_like(rows.predicts)
-        if model.reads_each_depth:
+        if model.reads_every_pass:
             asked = (rows.depth < rows.max_depth) | rows.predicts
         following = []
         for tile in asked.nonzero()[:, 0].split(self.head_rows):
@@ -154,6 +172,31 @@ class Runner:
             following.append(self._decide_tile(rows, tile, state.at(tile), part, made))
         states = RowState(*(torch.cat(fields) for fields in zip(*following, strict=True))) if following else made.states
         return made._replace(states=states)
+
+    def _read_tile(self, rows: _Rows, tile: Tensor, state: RowState, made: _Made) -> HeadOutput | None:
+        """The distributions of rows that predict, into ``made``; returns what the parts look at of every row's, None
+        where they look at nothing."""
+        model, rule = self.model, self.model.comparing
+        if not model.reads_every_pass:
+            return None
+        looked_at = model.reads_tokens or rule is not None
+        wanted = torch.ones_like(rows.predicts[tile]) if looked_at else rows.predicts[tile]
+        local = wanted.nonzero()[:, 0]
+        logits = model.logits(made.read[tile[local]])
+        for place, row in enumerate(tile[local].tolist()):
+            if rows.predicts[row]:
+                made.log_probs[row] = logits[place].log_softmax(-1)
+        if not looked_at:
+            return None
+        head = read_logits(logits, model.top_k())
+        if rule is None:
+            return head
+        may = rows.depth[tile] < rows.max_depth[tile]
+        log_probs, read = logits[may].log_softmax(-1), made.read[tile[may]]
+        found = rule.compare(log_probs, read, state.memory[may], lambda hidden: model.logits(hidden).log_softmax(-1))
+        change, memory = head.change, state.memory.clone()
+        change[may], memory[may] = found
+        return head._replace(change=change, memory=memory)
 
     def _decide_tile(
         self,
@@ -164,21 +207,11 @@ class Runner:
         made: _Made,
     ) -> RowState:
         """Decisions of some rows, written into ``made``; returns how those that go on enter their next depth."""
-        model, (_, x, h, _), depth = self.model, ran, rows.depth[tile]
-        head = None
-        if model.reads_each_depth:
-            read = made.kept[tile] if model.readout.sums_hidden else h
-            wanted = torch.ones_like(depth, dtype=torch.bool) if model.reads_tokens else rows.predicts[tile]
-            local = wanted.nonzero()[:, 0]
-            logits = model.logits(read[local])
-            head = read_logits(logits, model.top_k()) if model.reads_tokens else None
-            for place, row in enumerate(tile[local].tolist()):
-                if rows.predicts[row]:
-                    made.log_probs[row] = logits[place].log_softmax(-1)
+        model, (_, x, _, _), depth = self.model, ran, rows.depth[tile]
         # At a row's last depth nothing decides.
         may = (depth < rows.max_depth[tile]).nonzero()[:, 0]
-        asked, all_passed = tile[may], model.pass_of(state, depth, ran, head)
-        passed = all_passed.at(may)
+        asked = tile[may]
+        passed = model.pass_of(state, depth, ran, self._read_tile(rows, tile, state, made)).at(may)
         logit = model.continue_logit(passed)
         gate = None if logit is None else logit.to(state.mass.dtype).sigmoid()
         survival = model.survival(state.mass[may], gate)
