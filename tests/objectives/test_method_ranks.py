@@ -15,7 +15,10 @@ from support.models import document, random_rows
 from support.two_ranks import summed_over_two_ranks
 
 EMPTY = pack_documents([])
-METHODS = ("ouro", "ponder", "act", "mor-expert", "mor-token", "abbie-d", "huginn", "loopus", "tah", "tah-decider")
+METHODS = (
+    "ouro", "ponder", "act", "mor-expert", "mor-token", "abbie-d", "huginn", "loopus", "tah", "tah-decider",
+    "divergence, coda",
+)  # fmt: skip
 # Huginn at a drawn depth whose first pass is a constant; LoopUS reads two depths of three.
 DRAWN = next(key for key in range(100) if draw_depth(2.0, key) == 3)
 OBJECTIVES = {
