@@ -23,6 +23,7 @@ from fathom.model.looped import LoopedLM
 from fathom.model.methods import make_method
 from fathom.model.rows import PackedRows, pack_documents
 from fathom.objectives.context import Draw
+from fathom.objectives.pool import decide_step
 from fathom.objectives.root import TrainingRoot
 from fathom.parallel.strategy import Strategy, create_strategy
 from fathom.parallel.zero import ZeroStrategy
@@ -96,15 +97,20 @@ def micro_batches(step: int, rank: int, world: int) -> list[PackedRows]:
     return [rows._replace(oracle=rows.ids % 3 + 1) for rows in packed]
 
 
-def train(strategy: Strategy, first: int, steps: int) -> list[dict[str, float]]:
-    """Optimizer steps ``first`` .. ``first + steps - 1``; what each found."""
+def train(strategy: Strategy, first: int, steps: int, pooled: bool = False) -> list[dict[str, float]]:
+    """Optimizer steps ``first`` .. ``first + steps - 1``, perhaps with labels of the whole step; what each found."""
     history = []
     for step in range(first, first + steps):
-        batches = micro_batches(step, strategy.rank, strategy.world)
-        count = float(strategy.sum(torch.tensor(float(sum(int(rows.supervised.sum()) for rows in batches)))))
+        every = micro_batches(step, strategy.rank, strategy.world)
+        batches = [(rows, Draw(draw_key(0, step, number))) for number, rows in enumerate(every)]
+        count = float(strategy.sum(torch.tensor(float(sum(int(rows.supervised.sum()) for rows in every)))))
+        given: list[dict[str, object]] = [{}] * MICRO_BATCHES
+        if pooled:
+            decided = decide_step(strategy.root, batches, ObjectiveConfig(), strategy.collectives)
+            given = [each._asdict() for each in decided]
         total = torch.zeros(())
-        for number, rows in enumerate(batches):
-            loss, _ = strategy.root(*rows, draw=Draw(draw_key(0, step, number)))
+        for number, (rows, draw) in enumerate(batches):
+            loss, _ = strategy.root(*rows, draw=draw, **given[number])
             total += loss.detach()
             strategy.backward(loss / count, last=number == MICRO_BATCHES - 1)
         norm = strategy.step(1e-2, OPTIMIZER.clip_norm)
@@ -177,6 +183,7 @@ def main(name: str, rank: int, world: int, folder: Path, saved: list[Path]) -> N
     for preset in METHODS:
         if preset not in UNSHARDED.get(name, set()):
             findings[f"method/{preset}"] = train(make_strategy(name, group, preset), 0, BEFORE)
+    findings["pooled"] = train(make_strategy(name, group), 0, BEFORE, pooled=True)
     (folder / f"findings-{rank}.json").write_text(json.dumps(findings))
     dist.barrier()
     # Not through the interpreter's end: there gloo's thread may free the last work's tensors, and the process aborts.

@@ -118,6 +118,17 @@ def test_other_methods_learn_as_in_one_process(run: Path, preset: str) -> None:
             assert ours == pytest.approx(theirs, rel=1e-4)
 
 
+def test_labels_of_a_whole_step_are_those_of_one_process(run: Path, reference: dict[str, Any]) -> None:
+    """Each step is two passes over its micro-batches, the first without gradient."""
+    expected = ranks.train(ranks.make_strategy("single", LOCAL), 0, ranks.BEFORE, pooled=True)
+    assert expected[0]["loss"] != pytest.approx(reference["history"][0]["loss"], rel=1e-4), (
+        "the pool made no difference"
+    )
+    for rank in findings(run):
+        for ours, theirs in zip(rank["pooled"], expected, strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-4)
+
+
 def test_a_loss_that_is_not_finite_on_one_rank_updates_nothing_on_any(run: Path) -> None:
     expected = {"finite": False, "unchanged": True, "updates": ranks.BEFORE}
     assert [rank["poisoned"] for rank in findings(run)] == [expected, expected]

@@ -89,6 +89,9 @@ class ObjectiveConfig(Section):
     )
     weighted: bool = Field(default=True, description="decisions count as their gain is far from the cut")
     # Beyond the paper, off by default
+    pool: Literal["micro_batch", "step"] = Field(
+        default="micro_batch", description="rows that share one coverage cut and class balance, over all ranks"
+    )
     lookahead_fraction: float = Field(default=1.0, gt=0.0, le=1.0, description="share of stopped rows that is measured")
     explore_share: float = Field(default=0.0, ge=0.0, lt=1.0, description="share of stopped rows that go on")
     pass_price_nats: float = Field(default=0.0, ge=0.0, description="gain that a pass must bring to be labelled")

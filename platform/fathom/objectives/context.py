@@ -11,7 +11,7 @@ from fathom.model.collectives import Collectives
 from fathom.model.levels import LoopOptions, Trace
 from fathom.model.looped import LoopedLM
 from fathom.model.rows import PackedRows
-from fathom.objectives.labels import DepthLabels
+from fathom.objectives.labels import DepthGains, DepthLabels
 
 
 class Draw(NamedTuple):
@@ -27,7 +27,11 @@ class Draw(NamedTuple):
 
 
 class Context(NamedTuple):
-    """A forward whose loss is wanted."""
+    """A forward whose loss is wanted.
+
+    Attributes:
+        labels: per depth, where they were decided beforehand for the whole step.
+    """
 
     model: LoopedLM
     trace: Trace
@@ -36,6 +40,7 @@ class Context(NamedTuple):
     collectives: Collectives
     head_chunk_rows: int
     draw: Draw = Draw()
+    labels: list[DepthLabels] | None = None
 
 
 class Loss(NamedTuple):
@@ -62,6 +67,7 @@ class Objective:
     Attributes:
         loss: the sum to minimise.
         options: changes how the forward is run, from the draw; default as it is.
+        measure: the gains of a forward, from which labels can be decided for a whole step (``objective.pool``).
         trains: ``all`` parameters, or the ``decider``'s alone.
         needs: what it looks at: a ``decider`` asked at every depth; a router's ``plan``; a distribution at
             ``each_depth``; ``every_row`` at all depths; depth ``labels`` of the data (``data.label_model``).
@@ -70,6 +76,7 @@ class Objective:
 
     loss: Callable[[Context], Loss]
     options: Callable[[LoopOptions, LoopedLM, ObjectiveConfig, Draw], LoopOptions] | None = None
+    measure: Callable[[Context], list[DepthGains]] | None = None
     trains: str = "all"
     needs: tuple[Need, ...] = ()
     alternates_gradient: bool = False

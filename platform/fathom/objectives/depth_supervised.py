@@ -12,15 +12,17 @@ from fathom.objectives.labels import DepthLabels, depth_labels
 
 def depth_supervised(context: Context) -> Loss:
     """-log q of the mixture + alpha_D times the decisions' cost (Eq. 7, 25, 26)."""
-    labels = depth_labels(
-        context.model,
-        context.trace,
-        context.rows,
-        context.config,
-        context.collectives,
-        context.head_chunk_rows,
-        context.draw.key,
-    )
+    labels = context.labels
+    if labels is None:
+        labels = depth_labels(
+            context.model,
+            context.trace,
+            context.rows,
+            context.config,
+            context.collectives,
+            context.head_chunk_rows,
+            context.draw.key,
+        )
     language = -context.trace.log_prob[context.rows.supervised].sum()
     decisions = decision_loss(context.trace, labels)
     total = language + context.config.decider_weight * decisions

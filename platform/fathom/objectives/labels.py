@@ -18,6 +18,26 @@ LOOKAHEAD_SALT = 4
 SMALLEST_BALANCE, LARGEST_BALANCE = 0.02, 50.0
 
 
+class DepthGains(NamedTuple):
+    """What one depth of a forward measured, over the rows of that depth's trace.
+
+    Attributes:
+        index: int64 ``[n]``, row numbers in the packed rows.
+        supervised: bool ``[n]``, rows that count.
+        measured: bool ``[n]``, rows that were drawn to be measured.
+        stands_for: fp64 ``[n]``, how many rows each of them stands for.
+        gain: fp64 ``[n]``, loss at m minus loss at m+1; 0 where it was not asked for.
+        wrong: bool ``[n]``, another token than the target is the likeliest; where ``label_rule`` asks.
+    """
+
+    index: Tensor
+    supervised: Tensor
+    measured: Tensor
+    stands_for: Tensor
+    gain: Tensor
+    wrong: Tensor
+
+
 class DepthLabels(NamedTuple):
     """Targets of one depth's decisions, over the rows of that depth's trace.
 
@@ -77,26 +97,55 @@ def depth_labels(
     wanted = rows.supervised  # c^(m-1): a token is in the pool of depth m only if its labels so far said continue
     labels = []
     for depth in range(1, min(model.method.max_depth - 1, len(trace.depths)) + 1):
-        ran = trace.depths[depth - 1]
-        due = wanted[ran.index]
-        measured, stands_for = _drawn(ran, rows, objective.lookahead_fraction, key, depth)
-        eligible = due & measured
-        gain = _gain(model, trace, rows, depth, eligible, collectives, head_chunk_rows)
-        pool = eligible & (gain > 0)
-        weights = collectives.gather(stands_for[pool])
-        cut = coverage_cut(collectives.gather(gain[pool]), objective.coverage_rho, weights)
-        supervised = rows.supervised[ran.index] & (measured | ~due)
-        # A pass that costs more than it brings is not worth labelling (objective.pass_price_nats; 0 as published).
-        least = max(cut or 0.0, objective.pass_price_nats)
-        label = eligible & (gain >= least) if cut is not None else torch.zeros_like(eligible)
-        if objective.label_rule == "mismatch":
-            label = eligible & _is_wrong(ran)
-        counts = torch.where(eligible, stands_for, torch.ones_like(stands_for))
-        cost = _cost(gain - least, label, eligible, objective) * counts
-        balance = _balance(label, supervised, counts, collectives)
-        labels.append(DepthLabels(supervised, eligible, gain, label, cost.float(), balance, least))
-        wanted = torch.zeros_like(wanted).index_put((ran.index,), label)
+        gains = depth_gains(model, trace, rows, objective, collectives, head_chunk_rows, key, depth, wanted)
+        labels.append(decide(gains, wanted[gains.index], objective, collectives))
+        wanted = torch.zeros_like(wanted).index_put((gains.index,), labels[-1].label)
     return labels
+
+
+def depth_gains(
+    model: LoopedLM,
+    trace: Trace,
+    rows: PackedRows,
+    objective: ObjectiveConfig,
+    collectives: Collectives,
+    head_chunk_rows: int,
+    key: int,
+    depth: int,
+    wanted: Tensor,
+) -> DepthGains:
+    """Measure one depth's gains of the ``wanted`` rows (bool ``[rows]``); the rest as for :func:`depth_labels`."""
+    ran = trace.depths[depth - 1]
+    measured, stands_for = _drawn(ran, rows, objective.lookahead_fraction, key, depth)
+    gain = _gain(model, trace, rows, depth, wanted[ran.index] & measured, collectives, head_chunk_rows)
+    wrong = _is_wrong(ran) if objective.label_rule == "mismatch" else torch.zeros_like(measured)
+    return DepthGains(ran.index, rows.supervised[ran.index], measured, stands_for, gain, wrong)
+
+
+def decide(gains: DepthGains, due: Tensor, objective: ObjectiveConfig, collectives: Collectives) -> DepthLabels:
+    """Cut, labels, costs and class balance of one depth; all ranks' rows that are given are one pool.
+
+    Args:
+        gains: measured, of the due rows at least.
+        due: bool ``[n]``, supervised rows whose label said to continue at every depth before.
+        objective: its constants.
+        collectives: the ranks.
+    """
+    eligible = due & gains.measured
+    gain = torch.where(eligible, gains.gain, torch.zeros_like(gains.gain))
+    pool = eligible & (gain > 0)
+    weights = collectives.gather(gains.stands_for[pool])
+    cut = coverage_cut(collectives.gather(gain[pool]), objective.coverage_rho, weights)
+    supervised = gains.supervised & (gains.measured | ~due)
+    # A pass that costs more than it brings is not worth labelling (objective.pass_price_nats; 0 as published).
+    least = max(cut or 0.0, objective.pass_price_nats)
+    label = eligible & (gain >= least) if cut is not None else torch.zeros_like(eligible)
+    if objective.label_rule == "mismatch":
+        label = eligible & gains.wrong
+    counts = torch.where(eligible, gains.stands_for, torch.ones_like(gains.stands_for))
+    cost = _cost(gain - least, label, eligible, objective) * counts
+    balance = _balance(label, supervised, counts, collectives)
+    return DepthLabels(supervised, eligible, gain, label, cost.float(), balance, least)
 
 
 def _drawn(ran: DepthTrace, rows: PackedRows, fraction: float, key: int, depth: int) -> tuple[Tensor, Tensor]:

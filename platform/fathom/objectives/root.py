@@ -9,6 +9,7 @@ from fathom.model.levels import LoopOptions
 from fathom.model.looped import LoopedLM
 from fathom.model.rows import PackedRows
 from fathom.objectives.context import Context, Draw
+from fathom.objectives.labels import DepthGains, DepthLabels
 from fathom.objectives.stats import collect, stat_names
 from fathom.objectives.table import check_objective
 
@@ -62,15 +63,19 @@ class TrainingRoot(nn.Module):
         oracle: Tensor,
         routes: Tensor | None = None,
         draw: tuple[int, float] = Draw(),
-    ) -> tuple[Tensor, Tensor]:
+        labels: list[DepthLabels] | None = None,
+        measure: bool = False,
+    ) -> tuple[Tensor, Tensor] | tuple[Tensor, list[DepthGains]]:
         """Loss and statistics of one micro-batch; the arguments are the fields of :class:`PackedRows`, each ``[rows]``,
-        scripted routes, and what the forward may depend on besides (:class:`fathom.objectives.context.Draw`).
+        scripted routes, what the forward may depend on besides (:class:`fathom.objectives.context.Draw`), and labels
+        that were decided beforehand.
 
         Every rank must call this the same number of times; ``[0]`` rows are fine.
 
         Returns:
             The un-normalised loss, a scalar SUM over supervised tokens with its graph (the caller divides by the
-            supervised count of the whole step), and fp64 statistics named by ``stat_names``.
+            supervised count of the whole step), and fp64 statistics named by ``stat_names``. With ``measure``, the
+            depths that each row ran, and the gains from which :func:`fathom.objectives.pool.decide_step` makes labels.
         """
         rows = PackedRows(ids, positions, sequence, targets, supervised, example, oracle)
         options = self.options._replace(routes=routes)
@@ -78,9 +83,20 @@ class TrainingRoot(nn.Module):
             options = self.objective.options(options, self.model, self.config, Draw(*draw))
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             trace = self.model(rows, self.collectives, options)
-            loss = self.objective.loss(
-                Context(self.model, trace, rows, self.config, self.collectives, options.head_chunk_rows, Draw(*draw))
+            context = Context(
+                self.model,
+                trace,
+                rows,
+                self.config,
+                self.collectives,
+                options.head_chunk_rows,
+                Draw(*draw),
+                labels,
             )
+            if measure:
+                assert self.objective.measure is not None, "check_objective refuses objective.pool step otherwise"
+                return trace.executed, self.objective.measure(context)
+            loss = self.objective.loss(context)
         values = collect(trace, rows, loss, self.model)
         stats = torch.tensor(
             [values.get(name, 0.0) for name in self.stat_names],

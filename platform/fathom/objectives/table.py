@@ -8,10 +8,11 @@ from fathom.objectives import methods
 from fathom.objectives.context import Objective
 from fathom.objectives.depth_draws import capacity_warmup, sampled_depth, supervised_depths
 from fathom.objectives.depth_supervised import depth_supervised, exploration
+from fathom.objectives.pool import measure_gains
 
 OBJECTIVES: dict[str, Objective] = {
     "language_model": Objective(methods.language_model, sampled_depth),
-    "depth_supervised": Objective(depth_supervised, exploration, needs=("decider", "each_depth")),
+    "depth_supervised": Objective(depth_supervised, exploration, measure_gains, needs=("decider", "each_depth")),
     "depth_mean": Objective(methods.depth_mean, needs=("each_depth", "every_row")),
     "entropy_regularised": Objective(methods.entropy_regularised, needs=("decider", "each_depth", "every_row")),
     "gate_gain": Objective(methods.gate_gain, trains="decider", needs=("decider", "each_depth", "every_row")),
@@ -62,4 +63,9 @@ def check_objective(model: LoopedLM, config: ObjectiveConfig) -> Objective:
             raise ConfigError(
                 f"objective.kind: {name!r} cannot teach method {model.method.name!r}", f"it needs {REMEDIES[need]}"
             )
+    if config.pool == "step" and objective.measure is None:
+        raise ConfigError(
+            f"objective.pool: {config.kind or model.method.objective!r} makes no labels that a step could share",
+            "set objective.pool to micro_batch",
+        )
     return objective

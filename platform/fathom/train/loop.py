@@ -15,6 +15,8 @@ from fathom.data.prepared import Prepared
 from fathom.errors import FathomError
 from fathom.model.flops import forward_flops
 from fathom.model.looped import LoopedLM
+from fathom.objectives.context import Draw
+from fathom.objectives.pool import decide_step
 from fathom.objectives.stats import summarise
 from fathom.parallel.strategy import Strategy
 from fathom.train.plan import StepPlan, plan_step
@@ -138,11 +140,20 @@ def draw_key(seed: int, step: int, micro_batch: int) -> int:
 def accumulate(cfg: RunConfig, strategy: Strategy, prepared: Prepared, plan: StepPlan, step: int, width: int) -> Tensor:
     """Forward and backward of all micro-batches; this rank's summed statistics."""
     stats = torch.zeros(width, dtype=torch.float64, device=strategy.device)
-    for number, examples in enumerate(plan.micro_batches):
-        rows = micro_batch_rows(prepared, examples).to(strategy.device)
-        draw = (draw_key(cfg.seed, step, number), step / cfg.train.steps)
-        loss, seen = strategy.root(*rows, draw=draw)
-        strategy.backward(loss / plan.supervised, last=number == len(plan.micro_batches) - 1)
+    batches = [
+        (
+            micro_batch_rows(prepared, examples).to(strategy.device),
+            Draw(draw_key(cfg.seed, step, number), step / cfg.train.steps),
+        )
+        for number, examples in enumerate(plan.micro_batches)
+    ]
+    decided = None
+    if cfg.objective.pool == "step":
+        decided = decide_step(strategy.root, batches, cfg.objective, strategy.collectives)
+    for number, (rows, draw) in enumerate(batches):
+        given = {} if decided is None else decided[number]._asdict()
+        loss, seen = strategy.root(*rows, draw=draw, **given)
+        strategy.backward(loss / plan.supervised, last=number == len(batches) - 1)
         stats += seen
     return stats
 
