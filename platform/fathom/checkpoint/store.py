@@ -145,19 +145,20 @@ class CheckpointStore:
             )
         return None
 
-    def prune(self, keep: int, newest: int | None = None) -> list[int]:
+    def prune(self, keep: int, newest: int | None = None, spare: int | None = None) -> list[int]:
         """Remove all but the newest complete checkpoints.
 
         Args:
             keep: how many stay, at least 1.
             newest: the step that was just committed. Later ones were passed over, so they are damaged: they neither
                 count nor go.
+            spare: a step that stays besides, the best one.
 
         Returns:
             the steps removed.
         """
         complete = [found.step for found in self.committed() if newest is None or found.step <= newest]
-        removed = complete[max(keep, 1) :]
+        removed = [step for step in complete[max(keep, 1) :] if step != spare]
         for step in removed:
             self._remove(step)
         return removed

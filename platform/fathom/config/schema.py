@@ -151,6 +151,9 @@ class TrainConfig(Section):
     activation_checkpointing: bool = True
     head_chunk_rows: int = Field(default=1024, ge=1, description="rows whose logits exist at once")
     eval_every_steps: int = Field(default=0, ge=0, description="0: only before and after")
+    early_stop_evals: int = Field(
+        default=0, ge=0, description="evaluations in a row without a new best before the run ends; 0: never"
+    )
 
 
 class ParallelConfig(Section):
@@ -167,6 +170,11 @@ class CheckpointConfig(Section):
 
     every_steps: int = Field(default=50, ge=1)
     keep: int = Field(default=2, ge=1)
+    best_metric: str | None = Field(
+        default=None,
+        pattern=r"^heldout/nll(/depth_[0-9]+)?$",
+        description="lower is better; its best checkpoint stays, and is what the run publishes",
+    )
 
 
 class TrackingConfig(Section):
@@ -212,4 +220,10 @@ class RunConfig(Section):
             raise ValueError(
                 "data.context_tokens is larger than train.micro_batch_tokens: one conversation must fit in one forward"
             )
+        if self.checkpoint.best_metric and not (self.train.eval_every_steps and self.data.heldout):
+            raise ValueError(
+                "checkpoint.best_metric is measured on held-out data: set data.heldout and train.eval_every_steps"
+            )
+        if self.train.early_stop_evals and not self.checkpoint.best_metric:
+            raise ValueError("train.early_stop_evals counts evaluations without a new best: set checkpoint.best_metric")
         return self

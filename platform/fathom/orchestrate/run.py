@@ -42,6 +42,8 @@ class RunResult:
         train_seconds: in optimizer steps, over all attempts.
         tokens_per_second: over those.
         resumed_from: step of the checkpoint that the last attempt began from, 0 for none.
+        best: step, metric and value of the best checkpoint, which is the published model; None without
+            ``checkpoint.best_metric``.
         heldout: scores by model (``base``, ``converted``, ``trained``), each as ``HeldoutReport.as_json``.
         data: digests and counts.
         model_uri, model_digest: the published folder, and the digest of its manifest.
@@ -62,6 +64,7 @@ class RunResult:
     train_seconds: float
     tokens_per_second: float
     resumed_from: int
+    best: dict[str, Any] | None
     heldout: dict[str, dict[str, Any]]
     data: dict[str, Any]
     model_uri: str | None

@@ -27,6 +27,7 @@ from fathom.train.group import Group
 from fathom.train.inputs import Inputs, describe_inputs, fetch_inputs
 from fathom.train.place import Place
 from fathom.train.session import Outcome, train_worker
+from fathom.train.state import best_of
 
 BASELINE = "baseline.json"
 
@@ -46,7 +47,7 @@ def run_worker(cfg: RunConfig, place: Place, tracking_uri: str | None, group: Gr
             place,
             group,
             record=first.record if first else lambda step, metrics: None,
-            evaluate=first.evaluate if first else lambda step, weights: None,
+            evaluate=first.evaluate if first else lambda step, weights: {},
         )
         if first is not None:
             first.end(outcome)
@@ -99,10 +100,12 @@ class First:
         """Metrics of a step."""
         self.tracker.metrics(step, metrics)
 
-    def evaluate(self, step: int, weights: dict[str, Tensor]) -> None:
+    def evaluate(self, step: int, weights: dict[str, Tensor]) -> dict[str, float]:
         """Held-out measurement in the middle of training."""
-        if self.inputs.heldout is not None:
-            self._measure(step, with_weights(self.cfg, self.inputs.base, weights), self.inputs.heldout)
+        if self.inputs.heldout is None:
+            return {}
+        model = with_weights(self.cfg, self.inputs.base, weights)
+        return self._measure(step, model, self.inputs.heldout).metrics()
 
     def _measure(self, step: int, model: LoopedLM, heldout: Prepared) -> HeldoutReport:
         report = measure(self.cfg, model, heldout, self.device)
@@ -117,7 +120,7 @@ class First:
         if outcome.finished and outcome.weights is not None:
             model = with_weights(self.cfg, self.inputs.base, outcome.weights)
             if self.inputs.heldout is not None:
-                self.heldout["trained"] = self._measure(outcome.state.step, model, self.inputs.heldout)
+                self.heldout["trained"] = self._measure(outcome.weights_step, model, self.inputs.heldout)
             published = self._publish(outcome, model)
         plots = self._plot(outcome)
         name = self.cfg.tracking.register_as
@@ -137,7 +140,8 @@ class First:
         )
         meta = {
             "name": self.cfg.name,
-            "step": outcome.state.step,
+            "step": outcome.weights_step,
+            "best": best_of(self.cfg, outcome.state),
             "config_digest": config_digest(self.cfg),
             "data_digest": self.inputs.train.digest,
             "run_id": self.tracker.run_id,
@@ -188,6 +192,7 @@ class First:
             train_seconds=state.seconds,
             tokens_per_second=state.tokens / state.seconds if state.seconds else 0.0,
             resumed_from=outcome.started_at,
+            best=best_of(self.cfg, state),
             heldout={name: report.as_json() for name, report in self.heldout.items()},
             data=describe_inputs(self.cfg, self.inputs),
             model_uri=published and published[0],

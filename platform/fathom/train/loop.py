@@ -12,7 +12,7 @@ from torch import Tensor
 from fathom.config.schema import RunConfig
 from fathom.data.packing import micro_batch_rows
 from fathom.data.prepared import Prepared
-from fathom.errors import FathomError
+from fathom.errors import ConfigError, FathomError
 from fathom.model.flops import forward_flops
 from fathom.model.looped import LoopedLM
 from fathom.objectives.context import Draw
@@ -36,13 +36,13 @@ class Hooks(NamedTuple):
     Attributes:
         record: (step, metrics) after each step; acts on rank 0.
         commit: makes a checkpoint of the current state.
-        evaluate: measures held-out data; called every ``train.eval_every_steps``.
+        evaluate: measures held-out data, every ``train.eval_every_steps``; gives what it found, alike on all ranks.
         stop: whether this rank was asked to stop.
     """
 
     record: Callable[[int, dict[str, float]], None]
     commit: Callable[[Progressed], None]
-    evaluate: Callable[[int], None]
+    evaluate: Callable[[int], dict[str, float]]
     stop: Callable[[], bool]
 
 
@@ -58,7 +58,8 @@ def run_steps(
     """Train from ``state.step`` to the recipe's last step, updating ``state``.
 
     Returns:
-        True when all steps are done, False when asked to stop before; a checkpoint is committed either way.
+        True when all steps are done, or evaluations stopped getting better (``train.early_stop_evals``); False when
+        asked to stop before. A checkpoint is committed either way.
 
     Raises:
         FathomError: the gradient was not finite :data:`MOST_REFUSED` times in a row; the last good state is committed.
@@ -67,13 +68,15 @@ def run_steps(
     with Progress(total, state.step, enabled=strategy.rank == 0) as progress:
         if state.step:
             progress.note(f"resumed: {state.step} of {total} steps were done")
-        while state.step < total:
+        while state.step < total and not given_up(cfg, state):
             metrics = one_step(cfg, strategy, model, stat_names, prepared, state)
             hooks.record(state.step, metrics)
             progress.step(state.step, metrics)
             stopping = strategy.collectives.any(hooks.stop())
-            due = state.step % cfg.checkpoint.every_steps == 0
-            if due or stopping or state.step == total or state.refused_in_a_row >= MOST_REFUSED:
+            # Before the commit: a run that goes on from this checkpoint knows what was found here.
+            best = evaluated(cfg, state, hooks)
+            ending = stopping or state.step == total or given_up(cfg, state) or state.refused_in_a_row >= MOST_REFUSED
+            if ending or best or state.step % cfg.checkpoint.every_steps == 0:
                 hooks.commit(state)
                 committed = state.step
             if state.refused_in_a_row >= MOST_REFUSED:
@@ -81,9 +84,34 @@ def run_steps(
             if stopping and state.step < total:
                 progress.note(f"stopped as asked; step {committed} is committed and the run can go on from it")
                 return False
-            if cfg.train.eval_every_steps and state.step % cfg.train.eval_every_steps == 0 and state.step < total:
-                hooks.evaluate(state.step)
+        if given_up(cfg, state) and state.step < total:
+            progress.note(f"{state.evals_since_best} evaluations without a better one than step {state.best_step}'s")
     return True
+
+
+def evaluated(cfg: RunConfig, state: Progressed, hooks: Hooks) -> bool:
+    """Measure if it is time; whether that gave the best ``checkpoint.best_metric`` so far.
+
+    The last step is measured after training, and here too if it may be the best.
+    """
+    every, metric = cfg.train.eval_every_steps, cfg.checkpoint.best_metric
+    last = state.step == cfg.train.steps
+    if not every or (state.step % every and not last) or (last and metric is None):
+        return False
+    found = hooks.evaluate(state.step)
+    if metric is None:
+        return False
+    if metric not in found:
+        raise ConfigError(
+            f"checkpoint.best_metric: the evaluation of step {state.step} gave no {metric}",
+            f"choose one of {', '.join(name for name in sorted(found) if name.startswith('heldout/nll'))}",
+        )
+    return state.judge(found[metric])
+
+
+def given_up(cfg: RunConfig, state: Progressed) -> bool:
+    """Whether the last evaluations say that training on makes nothing better."""
+    return 0 < cfg.train.early_stop_evals <= state.evals_since_best
 
 
 def one_step(

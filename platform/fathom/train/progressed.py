@@ -1,5 +1,6 @@
 """What a run knows about itself between steps, beside parameters and moments; JSON, kept in every checkpoint."""
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,6 +23,9 @@ class Progressed:
         seconds: spent in steps.
         history: (step, value) points by metric.
         calibration: summed statistics of the last steps, for the plot of probability against gain.
+        best_step: step of the best value of ``checkpoint.best_metric``, 0 before there is one.
+        best_value: that value.
+        evals_since_best: evaluations after it.
     """
 
     step: int = 0
@@ -34,6 +38,17 @@ class Progressed:
     seconds: float = 0.0
     history: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     calibration: list[float] = field(default_factory=list)
+    best_step: int = 0
+    best_value: float | None = None
+    evals_since_best: int = 0
+
+    def judge(self, value: float) -> bool:
+        """Take in what an evaluation at this step measured, lower being better; whether it is the best so far."""
+        if math.isfinite(value) and (self.best_value is None or value < self.best_value):
+            self.best_step, self.best_value, self.evals_since_best = self.step, value, 0
+            return True
+        self.evals_since_best += 1
+        return False
 
     def remember(self, step: int, metrics: dict[str, float]) -> None:
         """Add a step's points to the curves that are kept."""

@@ -18,7 +18,14 @@ from fathom.train.inputs import Inputs
 from fathom.train.loop import Hooks, run_steps
 from fathom.train.place import CHECKPOINTS, Place, stop_requests
 from fathom.train.progressed import Progressed
-from fathom.train.state import find_checkpoint, refuse_changes, refuse_other_data, restore_state, save_state
+from fathom.train.state import (
+    find_checkpoint,
+    read_weights,
+    refuse_changes,
+    refuse_other_data,
+    restore_state,
+    save_state,
+)
 
 
 class Outcome(NamedTuple):
@@ -26,6 +33,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         weights: the model's parameters by name, whole, on the CPU; None on ranks other than 0.
+        weights_step: the step whose they are: the last one, or that of the best checkpoint.
         state: counters and curves.
         finished: False when the run was asked to stop before its last step.
         started_at: steps that an earlier attempt had done.
@@ -33,14 +41,15 @@ class Outcome(NamedTuple):
     """
 
     weights: dict[str, Tensor] | None
+    weights_step: int
     state: Progressed
     finished: bool
     started_at: int
     stat_names: list[str]
 
 
-Evaluate = Callable[[int, dict[str, Tensor]], None]
-"""(step, whole weights): called on rank 0 every ``train.eval_every_steps``."""
+Evaluate = Callable[[int, dict[str, Tensor]], dict[str, float]]
+"""(step, whole weights) to metrics: called on rank 0 every ``train.eval_every_steps``."""
 
 
 def use_threads(cfg: RunConfig, group: Group) -> None:
@@ -86,16 +95,18 @@ def train_worker(
     def commit(state: Progressed) -> None:
         save_state(cfg, strategy, group, store, state, inputs.train.digest, place.work)
 
-    def measure(step: int) -> None:
+    def measure(step: int) -> dict[str, float]:
         weights = model_weights(strategy)
-        if weights is not None:
-            evaluate(step, weights)
-        group.barrier()
+        return group.gather_json(None if weights is None else evaluate(step, weights))[0]
 
     with stop_requests(place, group.rank) as stop:
         hooks = Hooks(record if group.rank == 0 else lambda step, metrics: None, commit, measure, stop)
         finished = run_steps(cfg, strategy, root.model, root.stat_names, inputs.train, state, hooks)
-    return Outcome(model_weights(strategy), state, finished, started_at, root.stat_names)
+    weights, step = model_weights(strategy), state.step
+    if finished and state.best_step not in (0, step):
+        step = state.best_step
+        weights = weights and read_weights(store, step, weights, place.work / "best")
+    return Outcome(weights, step, state, finished, started_at, root.stat_names)
 
 
 def build(cfg: RunConfig, inputs: Inputs, group: Group) -> tuple[Strategy, TrainingRoot]:

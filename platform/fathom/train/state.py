@@ -5,6 +5,8 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from fathom.checkpoint.shards import FlatShard, ShardReader, write_shards
 from fathom.checkpoint.store import CheckpointStore
 from fathom.config.load import changed_keys, config_dict, config_digest
@@ -52,10 +54,11 @@ def save_state(
             "config": config_dict(cfg),
             "config_digest": config_digest(cfg),
             "data_digest": data_digest,
+            "best": best_of(cfg, state),
             "progressed": state.as_json(),
         }
         store.commit(state.step, files, meta)
-        store.prune(cfg.checkpoint.keep, state.step)
+        store.prune(cfg.checkpoint.keep, state.step, spare=state.best_step)
     group.barrier()
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -117,6 +120,39 @@ def allowed(key: str, allow_change: list[str]) -> bool:
 def options(keys: list[str]) -> str:
     """The command-line options that allow these keys to differ."""
     return " ".join(f"--allow-change {key}" for key in keys)
+
+
+def best_of(cfg: RunConfig, state: Progressed) -> dict[str, Any] | None:
+    """Which checkpoint is the best one so far, and by what; None before any was measured."""
+    if state.best_value is None:
+        return None
+    return {"step": state.best_step, "metric": cfg.checkpoint.best_metric, "value": state.best_value}
+
+
+def read_weights(store: CheckpointStore, step: int, weights: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """The model's weights as a committed checkpoint has them; those that it does not train as they are.
+
+    Args:
+        weights: of now, by the model's parameter names.
+        folder: emptied, then holds the checkpoint while it is read.
+
+    Raises:
+        CheckpointError: the checkpoint is gone or damaged.
+    """
+    found = next((each for each in store.committed() if each.step == step), None)
+    if found is None:
+        raise CheckpointError(
+            f"{store.folder(step)}: the best checkpoint is gone", "go on with --allow-change checkpoint.best_metric"
+        )
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    store.fetch(found, folder)
+    reader = ShardReader(folder)
+    trained = {key: f"param/model.{key}" for key in weights}
+    held = set(reader.keys())
+    read = {name: reader.read_all(key) for name, key in trained.items() if key in held}
+    shutil.rmtree(folder)
+    return weights | read
 
 
 def restore_state(strategy: Strategy, folder: Path, meta: dict[str, Any]) -> Progressed:
