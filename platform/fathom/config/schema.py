@@ -154,6 +154,12 @@ class TrainConfig(Section):
     early_stop_evals: int = Field(
         default=0, ge=0, description="evaluations in a row without a new best before the run ends; 0: never"
     )
+    hang_timeout_s: float = Field(
+        default=0.0, ge=0.0, description="without a step, checkpoint or evaluation before a worker ends; 0: never"
+    )
+    profile_steps: Annotated[tuple[int, int], LISTED] | None = Field(
+        default=None, description="first and last step, from 1, that torch's profiler traces"
+    )
 
 
 class ParallelConfig(Section):
@@ -220,6 +226,9 @@ class RunConfig(Section):
             raise ValueError(
                 "data.context_tokens is larger than train.micro_batch_tokens: one conversation must fit in one forward"
             )
+        window = self.train.profile_steps
+        if window is not None and not 1 <= window[0] <= window[1]:
+            raise ValueError("train.profile_steps is [first, last], both from 1, the first not after the last")
         if self.checkpoint.best_metric and not (self.train.eval_every_steps and self.data.heldout):
             raise ValueError(
                 "checkpoint.best_metric is measured on held-out data: set data.heldout and train.eval_every_steps"

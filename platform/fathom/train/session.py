@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from fathom.train.group import Group
 from fathom.train.inputs import Inputs
 from fathom.train.loop import Hooks, run_steps
 from fathom.train.place import CHECKPOINTS, Place, stop_requests
+from fathom.train.profiling import profiler
 from fathom.train.progressed import Progressed
 from fathom.train.state import (
     find_checkpoint,
@@ -26,6 +27,10 @@ from fathom.train.state import (
     restore_state,
     save_state,
 )
+from fathom.train.watchdog import watched
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Outcome(NamedTuple):
@@ -99,14 +104,32 @@ def train_worker(
         weights = model_weights(strategy)
         return group.gather_json(None if weights is None else evaluate(step, weights))[0]
 
-    with stop_requests(place, group.rank) as stop:
-        hooks = Hooks(record if group.rank == 0 else lambda step, metrics: None, commit, measure, stop)
+    traced = profiler(place, group.rank, cfg.train.profile_steps, state.step)
+
+    def recorded(step: int, metrics: dict[str, float]) -> None:
+        traced(step)
+        if group.rank == 0:
+            record(step, metrics)
+
+    with stop_requests(place, group.rank) as stop, watched(place, group.rank, cfg.train.hang_timeout_s) as alive:
+        hooks = Hooks(then(alive, recorded), then(alive, commit), then(alive, measure), stop)
         finished = run_steps(cfg, strategy, root.model, root.stat_names, inputs.train, state, hooks)
     weights, step = model_weights(strategy), state.step
     if finished and state.best_step not in (0, step):
         step = state.best_step
         weights = weights and read_weights(store, step, weights, place.work / "best")
     return Outcome(weights, step, state, finished, started_at, root.stat_names)
+
+
+def then(alive: Callable[[], None], action: Callable[P, T]) -> Callable[P, T]:
+    """The action, after which the watchdog hears of it."""
+
+    def act(*args: P.args, **named: P.kwargs) -> T:
+        result = action(*args, **named)
+        alive()
+        return result
+
+    return act
 
 
 def build(cfg: RunConfig, inputs: Inputs, group: Group) -> tuple[Strategy, TrainingRoot]:
