@@ -89,7 +89,14 @@ def test_metrics_of_a_step_have_their_names(tmp_path: Path, place: Place) -> Non
     log: list[tuple[int, dict[str, float]]] = []
     run(tiny_recipe(tmp_path, train__steps=1), place, log=log)
     wanted = {"nll", "nll/depth_1", "mean_depth", "share_continuing/depth_1", "decider_loss", "gain/mean_depth_1"}
-    wanted |= {"learning_rate", "grad_norm", "tokens_per_second", "flops_per_token", "step_seconds"}
+    wanted |= {
+        "learning_rate",
+        "grad_norm",
+        "tokens_per_second",
+        "flops_per_token",
+        "step_seconds",
+        "peak_memory_bytes",
+    }
     assert wanted <= log[0][1].keys()
     assert all(math.isfinite(value) for value in log[0][1].values())
 

@@ -19,6 +19,7 @@ from fathom.objectives.context import Draw
 from fathom.objectives.pool import decide_step
 from fathom.objectives.stats import summarise
 from fathom.parallel.strategy import Strategy
+from fathom.train.machine import machine_metrics
 from fathom.train.plan import StepPlan, plan_step
 from fathom.train.progress import Progress
 from fathom.train.progressed import Progressed
@@ -71,7 +72,7 @@ def run_steps(
         while state.step < total and not given_up(cfg, state):
             metrics = one_step(cfg, strategy, model, stat_names, prepared, state)
             hooks.record(state.step, metrics)
-            progress.step(state.step, metrics)
+            progress.step(state.step, metrics, committed)
             stopping = strategy.collectives.any(hooks.stop())
             # Before the commit: a run that goes on from this checkpoint knows what was found here.
             best = evaluated(cfg, state, hooks)
@@ -150,9 +151,10 @@ def one_step(
         "step_seconds": seconds,
         "micro_batches": float(len(plan.micro_batches)),
         "epoch": state.step * cfg.train.examples_per_step / len(prepared),
-        "flops_per_token": flops_per_token(model, found),
+        "flops_per_token": (flops := flops_per_token(model, found)),
         "tokens_seen": float(state.tokens),
     }
+    metrics |= machine_metrics(cfg, model, strategy.device, strategy.world, flops, plan.tokens / seconds)
     # A tracking server has no place for NaN or infinity; the count of refused steps tells of them.
     metrics = {name: value for name, value in (metrics | {"grad_norm": norm}).items() if math.isfinite(value)}
     state.remember(state.step, metrics)

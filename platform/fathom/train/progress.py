@@ -42,18 +42,19 @@ class Progress:
         if self.bar is not None:
             self.bar.stop()
 
-    def step(self, done: int, metrics: dict[str, float]) -> None:
-        """Report that ``done`` steps of the run are finished."""
+    def step(self, done: int, metrics: dict[str, float], committed: int) -> None:
+        """Report that ``done`` steps of the run are finished, and ``committed`` of them safe."""
         if not self.enabled:
             return
+        said = f"{describe(metrics)}  saved {committed}"
         if self.bar is not None:
-            self.bar.update(self.task, completed=done, description=describe(metrics))
+            self.bar.update(self.task, completed=done, description=said)
             return
         now = time.monotonic()
         if now - self.last_line >= QUIET_S or done in (self.first + 1, self.total):
             self.last_line = now
             left = (now - self.began) / max(done - self.first, 1) * (self.total - done)
-            line = f"step {done}/{self.total}  {describe(metrics)}  {duration(left)} left"
+            line = f"step {done}/{self.total}  {said}  {duration(left)} left"
             print(line, file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:
@@ -74,8 +75,11 @@ def describe(metrics: dict[str, float]) -> str:
         ("learning_rate", "lr {:.1e}"),
         ("grad_norm", "norm {:.2f}"),
         ("tokens_per_second", "{:,.0f} tokens/s"),
+        ("mfu", "mfu {:.0%}"),
+        ("peak_memory_bytes", "{:.1f} GB"),
     )
-    return "  ".join(form.format(metrics[name]) for name, form in forms if name in metrics)
+    in_units = metrics | {name: value / 1e9 for name, value in metrics.items() if name.endswith("_bytes")}
+    return "  ".join(form.format(in_units[name]) for name, form in forms if name in metrics)
 
 
 def duration(seconds: float) -> str:
