@@ -90,7 +90,7 @@ class Bench:
         """The model's, of prompts."""
         from fathom.data.template import Renderer
 
-        return Renderer(self.tokenizer)
+        return Renderer(self.tokenizer, self.config.data.chat_format)
 
     @cached_property
     def generate(self) -> "Generate":
@@ -174,7 +174,7 @@ def open_bench(
         prepared = prepare(
             config.data,
             "heldout",
-            Renderer(load_tokenizer(folder)),
+            Renderer(load_tokenizer(folder), config.data.chat_format),
             Path(work) / "heldout",
         )
         yield Bench(config, model, folder, prepared, asked)

@@ -28,7 +28,7 @@ def prepare(
     from fathom.model.hub import resolve_base
 
     cfg = load_recipe(recipe, override or [])
-    renderer = Renderer(load_tokenizer(resolve_base(cfg.model.base)))
+    renderer = Renderer(load_tokenizer(resolve_base(cfg.model.base)), cfg.data.chat_format)
     made = {"train": prepare_split(cfg.data, "train", renderer, out / "train")}
     if cfg.data.heldout is not None:
         made["heldout"] = prepare_split(cfg.data, "heldout", renderer, out / "heldout")

@@ -18,6 +18,9 @@ class Section(BaseModel):
 LISTED = Field(strict=False)
 """Of tuples, which YAML and JSON write as lists; their elements stay strict."""
 
+ChatFormat = Literal["chatml", "qwen3", "llama3"]
+Supervise = Literal["all", "last"]
+
 
 class ModelConfig(Section):
     """Where the pretrained weights come from."""
@@ -69,6 +72,10 @@ class DataConfig(Section):
     answer_template: str = Field(default="{answer}", description="made from a row's fields")
     strip_pattern: str | None = Field(default=None, description="regular expression removed from answers")
     system_prompt: str | None = None
+    chat_format: ChatFormat | None = Field(
+        default=None, description="written into the trained model too; none: the tokenizer's own chat template"
+    )
+    supervise: Supervise = Field(default="all", description="assistant turns that are learned")
     context_tokens: int = Field(default=1024, ge=8, description="longer conversations are dropped, not cut")
     label_model: str | None = Field(
         default=None, description="model whose mistakes in the training data say how deep a token goes (TaH)"

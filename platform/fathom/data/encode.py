@@ -19,8 +19,8 @@ class Encoder:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder.values()
-        specials = {token.content for token in added if token.special} | set(tokenizer.all_special_tokens)
-        longest_first = sorted((text for text in specials if text), key=lambda text: (-len(text), text))
+        self.specials = {token.content for token in added if token.special} | set(tokenizer.all_special_tokens)
+        longest_first = sorted((text for text in self.specials if text), key=lambda text: (-len(text), text))
         names = "|".join(map(re.escape, longest_first)) or "(?!)"
         self._mention = re.compile(names)
         self._control = re.compile(f"(?<!{OPEN})(?:{names})")

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from fathom.config.schema import DataConfig
+from fathom.config.schema import DataConfig, Supervise
 from fathom.data.oracle import ReferenceModel, forwards
 from fathom.data.records import Conversation, Dropped, read_conversations
 from fathom.data.template import Renderer
@@ -139,7 +139,7 @@ def _made_from(
     cfg: DataConfig, split: Split, source: str, renderer: Renderer, reference: ReferenceModel | None
 ) -> dict[str, Any]:
     """All that the token shards depend on."""
-    shaping = ("question_template", "answer_template", "strip_pattern", "system_prompt", "context_tokens")
+    shaping = ("question_template", "answer_template", "strip_pattern", "system_prompt", "supervise", "context_tokens")
     return {
         "source": source,
         "source_sha256": _source_sha256(source),
@@ -199,7 +199,7 @@ def _write(
         if isinstance(row, Dropped):
             dropped[row.reason] += 1
             continue
-        ids, supervised = _render(renderer, row)
+        ids, supervised = _render(renderer, row, cfg.supervise)
         learned = sum(supervised)
         reason = "no_supervised" if not learned else "too_long" if len(ids) > cfg.context_tokens else None
         if reason:
@@ -227,9 +227,9 @@ def _write(
     (shards.folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _render(renderer: Renderer, row: Conversation) -> tuple[list[int], list[bool]]:
+def _render(renderer: Renderer, row: Conversation, supervise: Supervise) -> tuple[list[int], list[bool]]:
     try:
-        return renderer.render(row.messages, row.tools)
+        return renderer.render(row.messages, row.tools, supervise)
     except DataError as error:
         raise DataError(f"{row.where}: {error.message}", error.remedy) from error
 

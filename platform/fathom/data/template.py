@@ -11,22 +11,13 @@ from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 
+from fathom.config.schema import ChatFormat, Supervise
+from fathom.data.chat_formats import FORMATS, PLAIN
 from fathom.data.encode import Encoder
-from fathom.errors import DataError
+from fathom.errors import ConfigError, DataError
 
 Message = dict[str, Any]
 
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-PLAIN = (
-    "{{ bos_token }}"
-    "{% for message in messages %}{{ message['role'] | capitalize }}:\n{{ message['content'] }}"
-    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}Assistant:\n{% endif %}"
-)
 PROBE = "fathom_probe"
 PROBE_TOOL = {
     "type": "function",
@@ -57,24 +48,42 @@ class Turn(NamedTuple):
 class Renderer:
     """Renders conversations with a tokenizer's chat template, in jinja's sandbox.
 
-    A tokenizer without a template gets ChatML if it has the ChatML tokens, else ``Role:\\ncontent`` blocks
-    with the end-of-text token after each assistant turn.
+    A tokenizer without a template gets ChatML or Llama 3's format if it has the control tokens of one, else
+    ``Role:\\ncontent`` blocks with the end-of-text token after each assistant turn.
 
     Args:
         tokenizer: a ``transformers`` tokenizer.
+        chat_format: one of :data:`fathom.data.chat_formats.FORMATS` instead of the tokenizer's own template.
 
     Raises:
+        ConfigError: the tokenizer lacks the control tokens of the format.
         DataError: the tokenizer has neither a template nor an end-of-text token.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, chat_format: ChatFormat | None = None) -> None:
         self.tokenizer = tokenizer
         self.encoder = Encoder(tokenizer)
-        self.template = tokenizer.get_chat_template() if tokenizer.chat_template else self._default_template()
+        if chat_format is not None:
+            self.template = self._named_template(chat_format)
+        elif tokenizer.chat_template:
+            self.template = str(tokenizer.get_chat_template())
+        else:
+            self.template = self._default_template()
+
+    def _named_template(self, name: ChatFormat) -> str:
+        template, needed = FORMATS[name]
+        lacking = sorted(needed - self.encoder.specials)
+        if lacking:
+            raise ConfigError(
+                f"data.chat_format {name!r} needs the special tokens {', '.join(lacking)}, which the tokenizer lacks",
+                "choose the format of the model's family, or leave data.chat_format out",
+            )
+        return template
 
     def _default_template(self) -> str:
-        if {"<|im_start|>", "<|im_end|>"} <= self.tokenizer.get_vocab().keys():
-            return CHATML
+        for template, needed in FORMATS.values():
+            if needed <= self.encoder.specials:
+                return template
         if not self.tokenizer.eos_token:
             raise DataError(
                 "the tokenizer has no chat template and no end-of-text token: an answer could not end",
@@ -98,26 +107,46 @@ class Renderer:
         eos = self.tokenizer.eos_token_id
         return frozenset({probe.ids[-1]} | (set() if eos is None else {eos}))
 
-    def render(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> Rendered:
+    def render(
+        self, messages: list[Message], tools: list[dict[str, Any]] | None = None, supervise: Supervise = "all"
+    ) -> Rendered:
         """Token ids and mask of a whole conversation.
 
+        Args:
+            messages: with ``role`` and ``content``.
+            tools: that the assistant may call.
+            supervise: which assistant turns are learned. With ``last`` the turns before are what the template makes
+                of them in the last one's prompt, so a template may rewrite them.
+
         Raises:
-            DataError: the template refuses the conversation, rewrites earlier turns, ignores tools or tool
-                calls, or does not end an assistant turn with a special token.
+            DataError: the template refuses the conversation, rewrites earlier turns, ignores tools, tool calls or
+                reasoning, or does not end an assistant turn with a special token.
         """
         messages, tools = self._prepare(messages, tools)
+        if any(message.get("reasoning_content") for message in messages) and not self._writes_reasoning:
+            raise DataError(
+                "the chat template ignores reasoning_content",
+                "write the reasoning into content, or set data.chat_format to qwen3",
+            )
+        asked = _asked_turns(messages)
+        messages = messages[: asked[-1] + 1] if asked else messages  # what follows the last turn teaches nothing
         text = self._text(messages, tools)
-        ids: list[int] = []
-        supervised: list[bool] = []
-        done = ""
-        for turn in self._turns(messages, tools, text, strict=True):
-            for stop, learned in ((turn.start, False), (turn.stop, True)):
-                ids = self._extend(ids, done, text[:stop])
-                supervised += [learned] * (len(ids) - len(supervised))
-                done = text[:stop]
-        if not done:
+        borders: list[tuple[int, bool]] = []
+        for number in asked if supervise == "all" else asked[-1:]:
+            turn = self._turn(messages, number, tools, text, strict=True)
+            borders += [(turn.start, False), (turn.stop, True)] if turn else []
+        if not borders:
             ids = self.encoder.encode(text)
-        return Rendered(ids, supervised or [False] * len(ids))
+            return Rendered(ids, [False] * len(ids))
+        ids, done = [], ""
+        if supervise == "last":
+            ids, done = self._prompt(messages[: asked[-1]], tools)
+        supervised = [False] * len(ids)
+        for stop, learned in borders:
+            ids = self._extend(ids, done, text[:stop])
+            supervised += [learned] * (len(ids) - len(supervised))
+            done = text[:stop]
+        return Rendered(ids, supervised)
 
     def prompt(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
         """Token ids that ask for the next assistant turn, generation prompt included.
@@ -128,15 +157,21 @@ class Renderer:
         Raises:
             DataError: the template refuses the conversation or ignores the tools.
         """
-        messages, tools = self._prepare(messages, tools)
+        return self._prompt(*self._prepare(messages, tools))[0]
+
+    def _prompt(self, messages: list[Message], tools: list[dict] | None) -> tuple[list[int], str]:
+        """Ids and text of a prompt, of messages that :meth:`_prepare` gave."""
         text = self._text(messages, tools, ask=True)
         ids: list[int] = []
         done = ""
-        for turn in self._turns(messages, tools, text, strict=False):
+        for number in _asked_turns(messages):
+            turn = self._turn(messages, number, tools, text, strict=False)
+            if turn is None:
+                break
             for stop in turn:
                 ids = self._extend(ids, done, text[:stop])
                 done = text[:stop]
-        return self._extend(ids, done, text)
+        return self._extend(ids, done, text), text
 
     def _prepare(self, messages: list[Message], tools: list[dict] | None) -> tuple[list[Message], list[dict] | None]:
         """Messages and tools as templates expect them, guarded; refuses what would be ignored."""
@@ -144,10 +179,13 @@ class Renderer:
         if tools and not self._writes_tools:
             raise DataError(
                 "the chat template ignores tools",
-                "use a model whose template writes them, or leave tools out",
+                "use a model whose template writes them, set data.chat_format to qwen3 or llama3, or leave tools out",
             )
         if any(message.get("tool_calls") for message in plain) and not self._writes_tool_calls:
-            raise DataError("the chat template ignores tool calls", "use a model whose template writes them")
+            raise DataError(
+                "the chat template ignores tool calls",
+                "use a model whose template writes them, or set data.chat_format to qwen3 or llama3",
+            )
         return self.encoder.guard(plain), self.encoder.guard(tools or None)
 
     @cached_property
@@ -163,6 +201,14 @@ class Renderer:
         ]
         return PROBE in self._text(messages, None)
 
+    @cached_property
+    def _writes_reasoning(self) -> bool:
+        messages = [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b", "reasoning_content": PROBE},
+        ]
+        return PROBE in self._text(messages, None)
+
     def _text(self, messages: list[Message], tools: list[dict] | None, ask: bool = False) -> str:
         try:
             text = self.tokenizer.apply_chat_template(
@@ -175,25 +221,13 @@ class Renderer:
             ) from error
         return str(text)
 
-    def _turns(self, messages: list[Message], tools: list[dict] | None, text: str, strict: bool) -> list[Turn]:
-        """The assistant turns in ``text``, the rendering of ``messages`` (a prompt when not strict).
-
-        A turn that nobody asked for (before any user or tool message) is context and is left out.
-        """
-        turns: list[Turn] = []
-        asked = False
-        for number, message in enumerate(messages):
-            if message["role"] == "assistant" and asked:
-                turn = self._turn(messages, number, tools, text, strict)
-                if turn is None:
-                    return turns
-                turns.append(turn)
-            asked = asked or message["role"] not in ("assistant", "system", "developer")
-        return turns
-
     def _turn(
         self, messages: list[Message], number: int, tools: list[dict] | None, text: str, strict: bool
     ) -> Turn | None:
+        """Where an assistant turn lies in ``text``, the rendering of ``messages`` (a prompt when not strict).
+
+        None, or an error when strict, where the text does not hold the turn as serving would show and stop it.
+        """
         before = self._text(messages[:number], tools, ask=True)
         last = number == len(messages) - 1
         through = text if last and strict else self._text(messages[: number + 1], tools)
@@ -204,7 +238,7 @@ class Renderer:
             remedy = "use a template that writes an answer right after its generation prompt"
         elif not text.startswith(through):
             fault = "the chat template rewrites earlier turns, so training would not see what serving shows"
-            remedy = "use conversations with one assistant turn, or a template that leaves earlier turns alone"
+            remedy = "set data.supervise to last, or data.chat_format to a format that leaves earlier turns alone"
         elif end is None or through[len(before) + end.end() :].strip():
             fault = "the chat template does not end an assistant turn with a special token: no answer would end"
             remedy = "put an end-of-turn token behind the assistant's content in the template"
@@ -231,6 +265,14 @@ class Renderer:
                 "use a template whose generation prompt ends with a special token or a line break",
             )
         return apart
+
+
+def _asked_turns(messages: list[Message]) -> list[int]:
+    """Numbers of the assistant messages that answer; one before any user or tool message is context."""
+    first = next(
+        (n for n, message in enumerate(messages) if message["role"] not in ("assistant", "system", "developer")), None
+    )
+    return [] if first is None else [n for n in range(first, len(messages)) if messages[n]["role"] == "assistant"]
 
 
 def _plain_message(message: Message) -> Message:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fathom.config.load import config_dict, config_digest
 from fathom.config.schema import RunConfig
+from fathom.data.chat_formats import save_format
 from fathom.data.prepared import Prepared
 from fathom.evals.heldout import HeldoutReport
 from fathom.evals.plots import plot_calibration, plot_depths, plot_loss
@@ -135,6 +136,8 @@ class First:
         folder = self.place.work / "export"
         shutil.rmtree(folder, ignore_errors=True)
         save_model(model, folder, self.inputs.base)
+        if self.cfg.data.chat_format is not None:
+            save_format(self.cfg.data.chat_format, folder)
         uri = files.absolute(
             files.join(self.cfg.storage, "models", self.cfg.name, time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
         )

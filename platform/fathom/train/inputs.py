@@ -47,7 +47,7 @@ def fetch_inputs(cfg: RunConfig, group: Group, work: Path) -> Inputs:
         base = resolve_base(cfg.model.base)
         shape = read_shape(base, cfg.method, cfg.model)
         refuse_unfit(cfg, base)
-        renderer = Renderer(load_tokenizer(base))
+        renderer = Renderer(load_tokenizer(base), cfg.data.chat_format)
         train = prepare_here(cfg, "train", renderer, work / "data" / "train")
         heldout = None
         if cfg.data.heldout is not None:
