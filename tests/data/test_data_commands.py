@@ -37,6 +37,18 @@ def test_prepare_reports_what_was_kept_and_dropped(recipe: Path, capsys: pytest.
     assert (code, report["train"]["dropped"], report["heldout"]["documents"]) == (0, {"too_long": 1}, 5)
 
 
+def test_prepare_shows_what_is_learned(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is between the marks is what the mask in the shards says; data cannot steer the terminal."""
+    (recipe.parent / "rows.jsonl").write_text(json.dumps({"question": "q\x1b[2J", "answer": "[bold]a"}) + "\n")
+    arguments = ("prepare", recipe, "--out", recipe.parent / "out", "--show", 3)
+    code, text, _ = fathom(capsys, *arguments)
+    assert code == 0 and f"{recipe.parent / 'rows.jsonl'}:1: " in text and "\x1b" not in text
+    assert "<|im_start|>user\nq\\x1b[2J<|im_end|>\n<|im_start|>assistant\n[[[bold]a<|im_end|>]]\n" in text
+    assert text.count("[[") == text.count("<|im_end|>]]") == 4, "one of one, and three of the held-out five"
+    shown = json.loads(fathom(capsys, *arguments, "--json")[1])["train"]["shown"]
+    assert shown[0]["spans"][1] == ["[bold]a<|im_end|>", True] and shown[0]["tokens"] > shown[0]["supervised"] > 0
+
+
 def test_prepare_names_a_wrong_row(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = recipe.parent / "rows.jsonl"
     path.write_text('{"question": "q", "reply": "a"}\n')

@@ -10,7 +10,7 @@ import torch
 
 from fathom.cli.prepare import summary
 from fathom.config.schema import DataConfig, ObjectiveConfig
-from fathom.data import oracle, prepared
+from fathom.data import oracle, shards
 from fathom.data.packing import micro_batch_rows
 from fathom.data.prepared import Prepared, prepare
 from fathom.data.template import Renderer
@@ -63,7 +63,7 @@ def by_transformers(base: Path, data: Prepared) -> list[list[int]]:
 def test_labels_are_what_the_reference_gets_wrong(
     base: Path, config: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepared, "SHARD_ROWS", 5)
+    monkeypatch.setattr(shards, "SHARD_ROWS", 5)
     monkeypatch.setattr(oracle, "FORWARD_TOKENS", 90)
     data = prepare(config, "train", renderer(base), tmp_path / "out")
     want = by_transformers(base, data)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fathom.config.schema import DataConfig
-from fathom.data import prepared as module
+from fathom.data import shards as module
 from fathom.data.packing import micro_batch_rows
 from fathom.data.prepared import Prepared, prepare
 from fathom.data.template import Renderer
@@ -111,11 +111,11 @@ def test_the_digest_is_that_of_the_content(tmp_path: Path) -> None:
 
 def test_a_damaged_shard_is_refused(tmp_path: Path) -> None:
     prepare(write(tmp_path / "rows.jsonl", answers(4)), "train", RENDERER, tmp_path / "out")
-    shard = tmp_path / "out" / "shard-00000.arrow"
+    shard = tmp_path / "out" / "shard-00000-00000.arrow"
     raw = bytearray(shard.read_bytes())
     raw[len(raw) // 2] ^= 1
     shard.write_bytes(raw)
-    with pytest.raises(DataError, match=r"shard-00000\.arrow is damaged"):
+    with pytest.raises(DataError, match=r"shard-00000-00000\.arrow is damaged"):
         Prepared(tmp_path / "out")
     with pytest.raises(DataError, match="holds no prepared data"):
         Prepared(tmp_path)

@@ -41,7 +41,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("method.training_routing=expert", "expert_choice"),
         ("data.train=missing.jsonl", "data.train: missing.jsonl: no such file"),
         ("data.heldout=missing.jsonl", "data.heldout: missing.jsonl"),
-        ("data.train=rows.csv", "give a .jsonl or .parquet file"),
+        ("data.train=rows.csv", "give a .jsonl, .parquet or .arrow file"),
         ("data.train=generated:words", "no such generator"),
     ],
 )

@@ -153,7 +153,7 @@ def open_bench(
         ConfigError: the recipe has no held-out data, or the model cannot run so deep.
     """
     from fathom.data.prepared import prepare
-    from fathom.data.records import require_source
+    from fathom.data.sources import require_source
     from fathom.data.template import Renderer
     from fathom.model.folder import load_model, load_tokenizer
     from fathom_serve.deploy.source import local_folder, resolve

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fathom.cli.sample import print_sample, sample
+
 if TYPE_CHECKING:
     from fathom.data.prepared import Prepared
 
@@ -13,6 +15,9 @@ def prepare(
     recipe: Annotated[Path, typer.Argument(help="Recipe (YAML).", show_default=False)],
     out: Annotated[Path, typer.Option("--out", help="Folder for the shards, one subfolder a split.")],
     override: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, the value as YAML.")] = None,
+    show: Annotated[
+        int, typer.Option(min=0, help="Print so many conversations as they are trained on, supervised tokens marked.")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Turn a recipe's conversations into token shards.
@@ -32,11 +37,16 @@ def prepare(
     made = {"train": prepare_split(cfg.data, "train", renderer, out / "train")}
     if cfg.data.heldout is not None:
         made["heldout"] = prepare_split(cfg.data, "heldout", renderer, out / "heldout")
+    shown = {split: sample(data, show, renderer.tokenizer) for split, data in made.items()}
     if as_json:
-        print(json.dumps({split: {**data.counts, "digest": data.digest} for split, data in made.items()}, indent=1))
+        report = {split: {**data.counts, "digest": data.digest} for split, data in made.items()}
+        for split, documents in shown.items():
+            report[split] |= {"shown": [each._asdict() for each in documents]} if show else {}
+        print(json.dumps(report, indent=1))
         return
     for split, data in made.items():
         print(summary(split, data))
+        print_sample(shown[split])
 
 
 def summary(split: str, data: "Prepared") -> str:
@@ -47,6 +57,8 @@ def summary(split: str, data: "Prepared") -> str:
         f"({counts['supervised_tokens']:,} supervised), longest {int(data.lengths.max()):,}",
         f"  {data.folder}  sha256 {data.digest[:16]}",
     ]
+    for each in counts.get("sources", []):
+        lines.append(f"  {each['source']}: {each['documents']:,} conversations, {each['tokens']:,} tokens")
     if data.labelled:
         share = counts["deep_tokens"] / counts["supervised_tokens"]
         lines.append(f"  labelled: {counts['deep_tokens']:,} tokens go to depth 2 ({share:.1%} of the supervised ones)")
@@ -54,4 +66,8 @@ def summary(split: str, data: "Prepared") -> str:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts["dropped"].items())
         lost = counts["dropped_supervised_tokens"]
         lines.append(f"  dropped: {reasons} ({lost:,} supervised tokens lost)")
+    if "evaluation" in counts:
+        seen = counts["evaluation"]
+        short = f", {seen['short_messages']:,} of its messages too short to match" if seen["short_messages"] else ""
+        lines.append(f"  compared with {seen['ngrams']:,} runs of words in {seen['rows']:,} evaluation rows{short}")
     return "\n".join(lines)

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fathom.config.schema import RunConfig
+from fathom.config.schema import ONE, SEVERAL, RunConfig, SourceConfig
 from fathom.config.yaml12 import read_yaml
 from fathom.errors import ConfigError
 
@@ -132,12 +132,14 @@ def _apply_override(tree: dict[str, Any], places: dict[str, str], override: str)
 
 def _explain(detail: ErrorDetails, places: dict[str, str]) -> tuple[str, str]:
     """(what is wrong and where, what to do) for one of pydantic's findings."""
-    path = [str(part) for part in detail["loc"]]
+    path = [str(part) for part in detail["loc"] if part not in (ONE, SEVERAL)]
     key = ".".join(path)
     place = places.get(key)
     start = f"{place}: " if place else ""
     if detail["type"] == "extra_forbidden":
-        return f"{start}unknown key '{key}'", _nearest(key, _all_keys())
+        listed = any(part.isdigit() for part in path)
+        names = ", ".join(SourceConfig.model_fields)
+        return f"{start}unknown key '{key}'", f"valid names: {names}" if listed else _nearest(key, _all_keys())
     if detail["type"] == "missing":
         return f"'{key}' is missing", f"set {key}"
     if detail["type"] == "value_error":
@@ -156,6 +158,8 @@ def _plain(detail: ErrorDetails) -> str:
     message = detail["msg"].removeprefix("Input ")
     if detail["type"] == "model_type":
         return "should be a section (key: value lines)"
+    if detail["type"] == "tuple_type":
+        return "should be a list"
     return message[0].lower() + message[1:]
 
 

@@ -6,7 +6,7 @@ one sentence each. Reading YAML, overrides and the messages for mistakes are in 
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 
 class Section(BaseModel):
@@ -60,13 +60,31 @@ class MethodConfig(Section):
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
+class SourceConfig(Section):
+    """One source of a mixture."""
+
+    source: str
+    weight: float = Field(gt=0.0, description="share of the conversations trained on, relative to the other sources'")
+
+
+ONE, SEVERAL = "<one>", "<several>"
+"""Names of the two forms of ``data.train``, which pydantic writes into the place of a mistake."""
+
+
+def _form(value: Any) -> str:
+    return ONE if isinstance(value, str) else SEVERAL
+
+
 class DataConfig(Section):
-    """Conversations or question/answer rows, as JSONL or Parquet, local or ``s3://``.
+    """Conversations or question/answer rows, as JSONL, Parquet or Arrow files or folders of them, local or ``s3://``.
 
     ``generated:NAME`` (for example ``generated:word-problems``) takes rows from a generator of the package.
     """
 
-    train: str
+    train: Annotated[
+        Annotated[str, Tag(ONE)] | Annotated[tuple[SourceConfig, ...], LISTED, Tag(SEVERAL)],
+        Discriminator(_form),
+    ] = Field(description="a source, or a list of sources with weights")
     heldout: str | None = None
     question_template: str = Field(default="{question}", description="made from a row's fields")
     answer_template: str = Field(default="{answer}", description="made from a row's fields")
@@ -80,8 +98,17 @@ class DataConfig(Section):
     label_model: str | None = Field(
         default=None, description="model whose mistakes in the training data say how deep a token goes (TaH)"
     )
-    max_train_examples: int | None = Field(default=None, ge=1)
+    decontaminate_against: str | None = Field(
+        default=None, description="evaluation file; training conversations that share text with it are dropped"
+    )
+    decontaminate_words: int = Field(default=13, ge=1, description="words in a row that count as shared text")
+    max_train_examples: int | None = Field(default=None, ge=1, description="rows read of each source")
     max_heldout_examples: int | None = Field(default=None, ge=1)
+
+    @property
+    def train_sources(self) -> list[str]:
+        """The training sources, in order."""
+        return [self.train] if isinstance(self.train, str) else [each.source for each in self.train]
 
 
 class ObjectiveConfig(Section):
@@ -229,6 +256,8 @@ class RunConfig(Section):
             raise ValueError(f"method.preset '{self.method.preset}' loops: set method.max_depth to 2 or more")
         if self.model.shape and self.model.weights == "pretrained":
             raise ValueError("model.shape changes a pretrained model's shape: set model.weights to random")
+        if not self.data.train:
+            raise ValueError("data.train names no source: give a file, a folder, or a list of {source, weight}")
         if self.data.context_tokens > self.train.micro_batch_tokens:
             raise ValueError(
                 "data.context_tokens is larger than train.micro_batch_tokens: one conversation must fit in one forward"

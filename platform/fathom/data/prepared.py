@@ -4,30 +4,30 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from fathom.config.schema import DataConfig, Supervise
-from fathom.data.oracle import ReferenceModel, forwards
-from fathom.data.records import Conversation, Dropped, read_conversations
+from fathom.config.schema import DataConfig
+from fathom.data.oracle import ReferenceModel
+from fathom.data.overlap import Overlap
+from fathom.data.shards import ORACLE, Part, PartWriter, Task
+from fathom.data.sources import source_files, source_sha256
 from fathom.data.template import Renderer
 from fathom.errors import ConfigError, DataError
-from fathom.storage.files import open_input
+from fathom.storage.files import sha256_file
 from fathom.storage.local import refusals
 
 MANIFEST = "MANIFEST.json"
-SCHEMA = pa.schema({"ids": pa.list_(pa.int32()), "supervised": pa.list_(pa.bool_()), "where": pa.string()})
-ORACLE = pa.field("oracle", pa.list_(pa.int8()))
-"""A column of data that a reference model has labelled: the depth of each row."""
-SHARD_ROWS = 16_384
 Split = Literal["train", "heldout"]
+KEPT = ("rows", "documents", "tokens", "supervised_tokens", "dropped_tokens", "dropped_supervised_tokens")
+Each = Callable[[Callable[[Task], Part], list[Task]], Iterable[Part]]
+"""Calls a function for each of a list, as ``map`` does: results in the same order, wherever they are made."""
 
 
 class Prepared:
@@ -37,12 +37,14 @@ class Prepared:
         folder: what :func:`prepare` wrote.
 
     Attributes:
-        counts: rows read, documents and tokens kept, supervised tokens, what was dropped by reason, and how many
-            tokens are labelled to go deeper than depth 1.
+        counts: rows read, documents and tokens kept, supervised tokens, what was dropped by reason, those of each
+            source of a mixture, how many tokens are labelled to go deeper than depth 1, and of an evaluation file that
+            the data was compared with.
         digest: sha256 (hex) of the manifest, which holds every shard's sha256.
         labelled: whether a reference model has labelled it with depths.
         lengths: int64 ``[documents]``, tokens of each.
         supervised_counts: int64 ``[documents]``, supervised tokens of each.
+        sizes: documents of each source; they are numbered through in the recipe's order.
 
     Raises:
         DataError: no manifest, or a shard's bytes are not those of the manifest.
@@ -58,6 +60,7 @@ class Prepared:
         self.digest = hashlib.sha256(raw).hexdigest()
         self.counts: dict[str, Any] = manifest["counts"]
         self.made_from: dict[str, Any] = manifest["made_from"]
+        self.sizes = [each["documents"] for each in self.counts.get("sources", [self.counts])]
         table = pa.concat_tables([self._shard(name, digest) for name, digest in manifest["shards"].items()])
         self._where = table["where"]
         self._ids = [chunk for chunk in table["ids"].chunks if len(chunk)]
@@ -70,7 +73,7 @@ class Prepared:
 
     def _shard(self, name: str, digest: str) -> pa.Table:
         path = self.folder / name
-        if not path.is_file() or _sha256(path) != digest:
+        if not path.is_file() or sha256_file(path) != digest:
             raise DataError(f"{path} is damaged or missing", f"remove {self.folder} and run `fathom prepare` again")
         return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
@@ -92,24 +95,33 @@ class Prepared:
         return self._where[number].as_py()
 
 
-def prepare(data_cfg: DataConfig, split: Split, renderer: Renderer, folder: Path) -> Prepared:
+def prepare(data_cfg: DataConfig, split: Split, renderer: Renderer, folder: Path, each: Each = map) -> Prepared:
     """Render a split into token shards, once.
 
-    A folder that already holds the same data (source bytes, templates, tokenizer, reference model) is used as it is.
-    Writing happens beside the folder, which appears complete or not at all. Only the training split is labelled:
-    decoding never looks at labels.
+    A folder that already holds the same data (source bytes, templates, tokenizer, reference model, evaluation file) is
+    used as it is. Writing happens beside the folder, which appears complete or not at all. Only the training split is
+    labelled and compared with an evaluation file: decoding never looks at labels.
+
+    Args:
+        data_cfg: the recipe's.
+        split: which of its sources.
+        renderer: of the base model's tokenizer.
+        folder: receives shards and manifest.
+        each: how files are worked on; the shards are the same with any. It is not asked with a limit on rows, for which
+            files have to be read in turn.
 
     Raises:
         ConfigError: the recipe has no such split, or its reference model has another tokenizer.
         ModelError: the reference model cannot be read.
         DataError: a row is wrong, nothing is supervised, all is too long, or the folder holds other data.
     """
-    source = data_cfg.train if split == "train" else data_cfg.heldout
-    if source is None:
+    train = split == "train"
+    sources = data_cfg.train_sources if train else [data_cfg.heldout] if data_cfg.heldout else []
+    if not sources:
         raise ConfigError(f"data.{split} is not set", f"set data.{split} to a .jsonl or .parquet file")
-    labels = data_cfg.label_model if split == "train" else None
+    labels = data_cfg.label_model if train else None
     reference = None if labels is None else ReferenceModel(labels, renderer.tokenizer)
-    made_from = _made_from(data_cfg, split, source, renderer, reference)
+    made_from = _made_from(data_cfg, split, sources, renderer, reference)
     folder = Path(folder)
     if (folder / MANIFEST).exists():
         found = Prepared(folder)
@@ -118,11 +130,19 @@ def prepare(data_cfg: DataConfig, split: Split, renderer: Renderer, folder: Path
         both = found.made_from | made_from
         changed = [key for key in both if found.made_from.get(key) != made_from.get(key)]
         raise DataError(f"{folder} holds data prepared from other {', '.join(changed)}", "choose or clear the folder")
+    overlap = Overlap(data_cfg) if train and data_cfg.decontaminate_against else None
     with refusals(str(folder)):
         folder.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        _write(data_cfg, split, source, renderer, _Shards(work, reference), made_from)
+        write = PartWriter(data_cfg, renderer, reference, overlap, work)
+        parts = list(_parts(write, sources, made_from["max_examples"], each))
+        manifest = {
+            "counts": _counts(parts, sources, data_cfg, reference, overlap),
+            "made_from": made_from,
+            "shards": {name: digest for part in parts for name, digest in part.shards.items()},
+        }
+        (work / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         if folder.is_dir():
             folder.rmdir()  # only an empty one may be replaced
         os.replace(work, folder)
@@ -136,102 +156,73 @@ def prepare(data_cfg: DataConfig, split: Split, renderer: Renderer, folder: Path
 
 
 def _made_from(
-    cfg: DataConfig, split: Split, source: str, renderer: Renderer, reference: ReferenceModel | None
+    cfg: DataConfig, split: Split, sources: list[str], renderer: Renderer, reference: ReferenceModel | None
 ) -> dict[str, Any]:
     """All that the token shards depend on."""
     shaping = ("question_template", "answer_template", "strip_pattern", "system_prompt", "supervise", "context_tokens")
-    return {
-        "source": source,
-        "source_sha256": _source_sha256(source),
+    made_from = {
+        "source": sources,
+        "source_sha256": [source_sha256(source) for source in sources],
         "max_examples": cfg.max_train_examples if split == "train" else cfg.max_heldout_examples,
         "template_digest": renderer.digest,
         **{key: getattr(cfg, key) for key in shaping},
-        **({} if reference is None else {"label_model_sha256": reference.digest}),
     }
+    if reference is not None:
+        made_from["label_model_sha256"] = reference.digest
+    if split == "train" and cfg.decontaminate_against:
+        made_from["decontaminate_sha256"] = source_sha256(cfg.decontaminate_against)
+        made_from["decontaminate_words"] = cfg.decontaminate_words
+    return made_from
 
 
-class _Shards:
-    """Writes documents to numbered shard files, labelled if there is a reference model."""
-
-    def __init__(self, folder: Path, reference: ReferenceModel | None) -> None:
-        self.folder = folder
-        self.reference = reference
-        self.schema = SCHEMA if reference is None else SCHEMA.append(ORACLE)
-        self.digests: dict[str, str] = {}
-        self.rows: list[dict[str, Any]] = []
-        self.deep = 0
-
-    def add(self, ids: list[int], supervised: list[bool], where: str) -> None:
-        self.rows.append({"ids": ids, "supervised": supervised, "where": where})
-        if len(self.rows) == SHARD_ROWS:
-            self.flush()
-
-    def flush(self) -> None:
-        if not self.rows:
-            return
-        path = self.folder / f"shard-{len(self.digests):05d}.arrow"
-        if self.reference is not None:
-            self._label(self.reference)
-        table = pa.Table.from_pylist(self.rows, schema=self.schema)
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, self.schema) as writer:
-            writer.write_table(table)
-        self.digests[path.name] = _sha256(path)
-        self.rows = []
-
-    def _label(self, reference: ReferenceModel) -> None:
-        documents = [(row["ids"], row["supervised"]) for row in self.rows]
-        found = (
-            depths for part in _with_progress(forwards(documents), "labelling") for depths in reference.depths(part)
-        )
-        for row, depths in zip(self.rows, found, strict=True):
-            row[ORACLE.name] = depths
-            self.deep += sum(depth > 1 for depth in depths)
+def _parts(write: PartWriter, sources: list[str], limit: int | None, each: Each) -> Iterator[Part]:
+    """What every file of every source gave, in order; at most ``limit`` rows of each source are read."""
+    named = [(number, file) for number, source in enumerate(sources) for file in source_files(source)]
+    tasks = [Task(place, number, file, limit) for place, (number, file) in enumerate(named)]
+    if limit is None:
+        yield from each(write, tasks)
+        return
+    read: Counter[int] = Counter()
+    for task in tasks:
+        left = limit - read[task.source]
+        if left > 0:
+            part = write(task._replace(limit=left))
+            read[task.source] += part.counts["rows"]
+            yield part
 
 
-def _write(
-    cfg: DataConfig, split: Split, source: str, renderer: Renderer, shards: _Shards, made_from: dict[str, Any]
-) -> None:
-    count: Counter[str] = Counter()
-    dropped: Counter[str] = Counter()
-    longest = 0
-    for row in _with_progress(read_conversations(source, cfg, made_from["max_examples"]), f"preparing {split}"):
-        count["rows"] += 1
-        if isinstance(row, Dropped):
-            dropped[row.reason] += 1
-            continue
-        ids, supervised = _render(renderer, row, cfg.supervise)
-        learned = sum(supervised)
-        reason = "no_supervised" if not learned else "too_long" if len(ids) > cfg.context_tokens else None
-        if reason:
-            longest = max(longest, len(ids)) if learned else longest
-            dropped[reason] += 1
-            count.update(dropped_tokens=len(ids), dropped_supervised_tokens=learned)
-            continue
-        count.update(documents=1, tokens=len(ids), supervised_tokens=learned)
-        shards.add(ids, supervised, row.where)
-    shards.flush()
-    if not shards.digests:
-        raise _nothing(source, cfg, count["rows"], dropped, longest)
-    names = (
-        "rows",
-        "documents",
-        "tokens",
-        "supervised_tokens",
-        "dropped_tokens",
-        "dropped_supervised_tokens",
-    )
-    counts = {**{name: count[name] for name in names}, "dropped": dict(sorted(dropped.items()))}
-    if shards.reference is not None:
-        counts["deep_tokens"] = shards.deep
-    manifest = {"counts": counts, "made_from": made_from, "shards": shards.digests}
-    (shards.folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+def _counts(
+    parts: list[Part],
+    sources: list[str],
+    cfg: DataConfig,
+    reference: ReferenceModel | None,
+    overlap: Overlap | None,
+) -> dict[str, Any]:
+    """Everything that was read, accounted for; refuses a source that gave nothing."""
+    by_source: list[dict[str, Any]] = []
+    for number, source in enumerate(sources):
+        own = [part for part in parts if part.source == number]
+        total, dropped = _sum(part.counts for part in own), _sum(part.dropped for part in own)
+        if not total["documents"]:
+            raise _nothing(source, cfg, total["rows"], dropped, max((part.longest for part in own), default=0))
+        by_source.append({"source": source, **{name: total[name] for name in KEPT}})
+    total = _sum(part.counts for part in parts)
+    counts: dict[str, Any] = {name: total[name] for name in KEPT}
+    counts["dropped"] = dict(sorted(_sum(part.dropped for part in parts).items()))
+    if len(sources) > 1:
+        counts["sources"] = by_source
+    if reference is not None:
+        counts["deep_tokens"] = total["deep_tokens"]
+    if overlap is not None:
+        counts["evaluation"] = overlap.counts
+    return counts
 
 
-def _render(renderer: Renderer, row: Conversation, supervise: Supervise) -> tuple[list[int], list[bool]]:
-    try:
-        return renderer.render(row.messages, row.tools, supervise)
-    except DataError as error:
-        raise DataError(f"{row.where}: {error.message}", error.remedy) from error
+def _sum(counters: Iterable[Counter[str]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for counter in counters:
+        total.update(counter)
+    return total
 
 
 def _nothing(source: str, cfg: DataConfig, rows: int, dropped: Counter[str], longest: int) -> DataError:
@@ -249,39 +240,7 @@ def _nothing(source: str, cfg: DataConfig, rows: int, dropped: Counter[str], lon
     )
 
 
-def _with_progress(rows: Iterator[Any], what: str) -> Iterator[Any]:
-    """The same rows, counted on a terminal's stderr."""
-    if not sys.stderr.isatty():
-        yield from rows
-        return
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield from progress.track(rows, description=what)
-
-
 def _true_counts(masks: pa.ListArray) -> np.ndarray:
-    """Number of True in each list; lists are never empty."""
-    flat = masks.values.to_numpy(zero_copy_only=False).astype(np.int64)
-    return np.add.reduceat(flat, masks.offsets.to_numpy()[:-1])
-
-
-def _source_sha256(source: str) -> str:
-    if source.startswith("generated:"):
-        return hashlib.sha256(source.encode()).hexdigest()
-    with open_input(source) as file:
-        return _hash(file)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return _hash(file)
-
-
-def _hash(file: Any) -> str:
-    digest = hashlib.sha256()
-    while block := file.read(1 << 20):
-        digest.update(block)
-    return digest.hexdigest()
+    """Number of True in each list, int64; lists are never empty. Looks at a shard at a time, a byte a token."""
+    flat = masks.values.to_numpy(zero_copy_only=False)
+    return np.add.reduceat(flat, masks.offsets.to_numpy()[:-1], dtype=np.int64)

@@ -1,21 +1,17 @@
-"""Rows of a source become conversations: JSONL, Parquet or a generator; messages or question and answer."""
+"""Rows of a source become conversations: those with messages as they are, others as question and answer."""
 
 import json
 import re
 from collections.abc import Iterator
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from fathom.config.schema import DataConfig
-from fathom.data.word_problems import SPLITS, word_problem
-from fathom.errors import ConfigError, DataError, FathomError
-from fathom.storage.files import open_input
+from fathom.data.sources import file_rows, source_files
+from fathom.errors import ConfigError, DataError
 
-KINDS = (".jsonl", ".parquet")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 FIELD = re.compile(r"\{(\w+)\}")
-GENERATED = "generated:word-problems"
-GENERATED_ROWS = {"train": 20_000, "heldout": 1_000}
-"""Rows of a generated split when no limit is set."""
 
 
 class Conversation(NamedTuple):
@@ -37,108 +33,18 @@ def read_conversations(source: str, data_cfg: DataConfig, limit: int | None = No
     """Read a source row by row.
 
     Args:
-        source: ``.jsonl`` or ``.parquet`` as a path or URI, or ``generated:word-problems[:train|:heldout]``.
+        source: as in :func:`fathom.data.sources.source_files`.
         data_cfg: templates for question/answer rows, the pattern stripped from answers, the system prompt.
         limit: read at most so many rows.
 
     Raises:
-        DataError: a row is not JSON, lacks its answer, or is neither kind; names the file and line.
+        DataError: a row is not JSON, lacks its answer, or is neither kind; names the file and row.
         StorageError: the source cannot be opened.
     """
     maker = _Maker(data_cfg)
-    rows = _rows(source, limit)
-    for number, (row, where) in enumerate(rows):
-        if limit is not None and number >= limit:
-            return
+    rows = chain.from_iterable(file_rows(file, limit) for file in source_files(source))
+    for row, where in islice(rows, limit):
         yield maker.conversation(row, where)
-
-
-def require_source(key: str, source: str) -> None:
-    """Raise unless a source is of a known kind and can be opened.
-
-    Args:
-        key: what the recipe calls it, for the message.
-
-    Raises:
-        DataError: it is missing, cannot be opened, or is no kind of data that can be read.
-        StorageError: the object store does not answer or refuses.
-    """
-    try:
-        if source.startswith("generated:"):
-            next(_generated_rows(source, 1))
-        elif source.endswith(KINDS):
-            open_input(source).close()
-        else:
-            raise unknown_kind(source)
-    except FathomError as error:
-        raise type(error)(f"{key}: {error.message}", error.remedy) from error
-
-
-def unknown_kind(source: str) -> DataError:
-    """The error for a source that is neither JSONL nor Parquet nor generated."""
-    return DataError(
-        f"{source}: not a kind of data that can be read",
-        f"give a .jsonl or .parquet file, or {GENERATED}[:heldout]",
-    )
-
-
-def _rows(source: str, limit: int | None) -> Iterator[tuple[Any, str]]:
-    if source.startswith("generated:"):
-        return _generated_rows(source, limit)
-    if source.endswith(".jsonl"):
-        return _jsonl_rows(source)
-    if source.endswith(".parquet"):
-        return _parquet_rows(source)
-    raise unknown_kind(source)
-
-
-def _generated_rows(source: str, limit: int | None) -> Iterator[tuple[Any, str]]:
-    split = source.removeprefix(GENERATED).removeprefix(":") or "train"
-    if not source.startswith(GENERATED) or split not in SPLITS:
-        raise DataError(f"{source}: no such generator", f"known: {', '.join(f'{GENERATED}:{name}' for name in SPLITS)}")
-    for index in range(limit or GENERATED_ROWS[split]):
-        yield word_problem(index, split), f"{source}:{index + 1}"
-
-
-def _jsonl_rows(source: str) -> Iterator[tuple[Any, str]]:
-    with open_input(source) as file:
-        for line, raw in enumerate(file, start=1):
-            where = f"{source}:{line}"
-            try:
-                text = raw.decode("utf-8-sig" if line == 1 else "utf-8")
-                if text.strip():
-                    yield json.loads(text), where
-            except UnicodeDecodeError as error:
-                raise DataError(f"{where}: not UTF-8 text", "save the file as UTF-8") from error
-            except (json.JSONDecodeError, RecursionError) as error:
-                reason = (
-                    f"{error.msg} at column {error.colno}" if isinstance(error, ValueError) else "nested too deeply"
-                )
-                raise DataError(f"{where}: invalid JSON: {reason}", "a line holds one JSON object") from error
-
-
-def _parquet_rows(source: str) -> Iterator[tuple[Any, str]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    with open_input(source) as file:
-        try:
-            number = 0
-            for batch in pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=1024):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield _without_nulls(row), f"{source}:{number}"
-        except pyarrow.ArrowException as error:
-            raise DataError(f"{source}: not readable as Parquet: {error}", "give an intact Parquet file") from error
-
-
-def _without_nulls(value: Any) -> Any:
-    """Parquet structs give every row every key; absent ones come as nulls."""
-    if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
-    return value
 
 
 class _Maker:

@@ -36,7 +36,7 @@ def step_examples(seed: int, size: int, examples_per_step: int, step: int) -> li
     return chosen
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)  # of every source of a mixture an epoch or two
 def epoch_order(seed: int, size: int, epoch: int) -> np.ndarray:
     """The permutation of one epoch, int64 ``[size]``.
 

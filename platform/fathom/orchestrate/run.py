@@ -16,7 +16,7 @@ from typing import Any
 from fathom.checkpoint.store import CheckpointStore
 from fathom.config.load import config_digest
 from fathom.config.schema import RunConfig
-from fathom.data.records import require_source
+from fathom.data.sources import require_source
 from fathom.errors import ResumeRefused
 from fathom.model.fit import checked_method
 from fathom.orchestrate.stack import stack_state, state_folder
@@ -134,9 +134,11 @@ def check_sources(cfg: RunConfig) -> None:
         ConfigError: the method learns from depth labels, and nothing makes any.
     """
     require_labels(cfg)
-    require_source("data.train", cfg.data.train)
-    if cfg.data.heldout is not None:
-        require_source("data.heldout", cfg.data.heldout)
+    for source in cfg.data.train_sources:
+        require_source("data.train", source)
+    for key in ("heldout", "decontaminate_against"):
+        if (source := getattr(cfg.data, key)) is not None:
+            require_source(f"data.{key}", source)
 
 
 def tracking_uri(cfg: RunConfig) -> str | None:

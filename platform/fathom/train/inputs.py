@@ -8,6 +8,7 @@ import torch
 
 from fathom.config.load import config_dict
 from fathom.config.schema import RunConfig
+from fathom.data.mixture import epoch_draws
 from fathom.data.prepared import Prepared, Split, prepare
 from fathom.data.template import Renderer
 from fathom.errors import ConfigError, DataError
@@ -49,6 +50,7 @@ def fetch_inputs(cfg: RunConfig, group: Group, work: Path) -> Inputs:
         refuse_unfit(cfg, base)
         renderer = Renderer(load_tokenizer(base), cfg.data.chat_format)
         train = prepare_here(cfg, "train", renderer, work / "data" / "train")
+        refuse_undrawn(cfg, train)
         heldout = None
         if cfg.data.heldout is not None:
             heldout = prepare_here(cfg, "heldout", renderer, work / "data" / "heldout")
@@ -95,6 +97,12 @@ def refuse_beyond_positions(prepared: Prepared, shape: BackboneConfig) -> None:
             f"has {shape.max_positions:,} positions",
             f"set data.context_tokens to {shape.max_positions} or less: longer conversations are then dropped",
         )
+
+
+def refuse_undrawn(cfg: RunConfig, prepared: Prepared) -> None:
+    """Raise DataError if a source of a mixture is so small a share that no draw of an epoch would fall on it."""
+    if not isinstance(cfg.data.train, str):
+        epoch_draws(prepared.sizes, [each.weight for each in cfg.data.train])
 
 
 def prepare_here(cfg: RunConfig, split: Split, renderer: Renderer, folder: Path) -> Prepared:

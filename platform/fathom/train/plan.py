@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from fathom.config.schema import RunConfig
+from fathom.data.mixture import mixed_examples
 from fathom.data.packing import plan_micro_batches
 from fathom.data.prepared import Prepared
 from fathom.data.sampler import step_examples
@@ -27,7 +28,7 @@ def plan_step(cfg: RunConfig, prepared: Prepared, step: int, rank: int, world: i
 
     Which conversations a step holds does not depend on the number of ranks, only how they are spread.
     """
-    examples = step_examples(cfg.seed, len(prepared), cfg.train.examples_per_step, step)
+    examples = drawn_examples(cfg, prepared, step)
     lengths = [int(prepared.lengths[example]) for example in examples]
     cells = plan_micro_batches(lengths, cfg.train.micro_batch_tokens, world)
     return StepPlan(
@@ -35,3 +36,11 @@ def plan_step(cfg: RunConfig, prepared: Prepared, step: int, rank: int, world: i
         tokens=sum(lengths),
         supervised=sum(int(prepared.supervised_counts[example]) for example in examples),
     )
+
+
+def drawn_examples(cfg: RunConfig, prepared: Prepared, step: int) -> list[int]:
+    """The conversations of a step, of one source or of several in their shares."""
+    if isinstance(cfg.data.train, str):
+        return step_examples(cfg.seed, len(prepared), cfg.train.examples_per_step, step)
+    weights = [each.weight for each in cfg.data.train]
+    return mixed_examples(cfg.seed, prepared.sizes, weights, cfg.train.examples_per_step, step)

@@ -107,7 +107,7 @@ def refuse_other_data(cfg: RunConfig, meta: dict[str, Any], data_digest: str, al
     if meta["data_digest"] != data_digest and not allowed("data.train", allow_change):
         raise ResumeRefused(
             f"run {cfg.name!r} has a checkpoint at step {meta['step']} that was trained on other data: "
-            f"{cfg.data.train} gives different tokens now",
+            f"{', '.join(cfg.data.train_sources)} gives different tokens now",
             "restore the data, start over with --fresh, or go on with --allow-change data",
         )
 
