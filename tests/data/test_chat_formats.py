@@ -1,7 +1,7 @@
 """The named chat formats, and learning of the last turn only: what training shows is what serving shows."""
 
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -12,7 +12,7 @@ from fathom.errors import ConfigError, DataError
 from support.tokenizers import CHATML, REWRITES, THINK_PROMPT, tiny_tokenizer
 
 LLAMA3_TOKENS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|end_of_text|>")
-NAMES = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}
+NAMES: Any = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}
 FORMATTED = {
     "chatml": Renderer(tiny_tokenizer(THINK_PROMPT), "chatml"),
     "qwen3": Renderer(tiny_tokenizer(REWRITES), "qwen3"),
@@ -40,8 +40,8 @@ WITH_TOOLS = [
 TURNS = [message for message in WITH_TOOLS if message["role"] != "tool" and not message.get("tool_calls")]
 
 
-def learned(renderer: Renderer, messages: list[dict], **more: object) -> str:
-    ids, mask = renderer.render(messages, **more)  # pyright: ignore[reportArgumentType]
+def learned(renderer: Renderer, messages: list[dict], **more: Any) -> str:
+    ids, mask = renderer.render(messages, **more)
     return renderer.tokenizer.decode([token for token, wanted in zip(ids, mask, strict=True) if wanted])
 
 

@@ -126,7 +126,7 @@ def test_mistakes_in_a_list_of_sources_are_named(tmp_path: Path) -> None:
     recipe = tmp_path / "r.yaml"
     head = "name: x\nmodel: {base: b}\ntrain: {steps: 1}\ndata:\n  train:"
     for text, said in [
-        ("\n  - source: a\n    wieght: 1", "unknown key 'data.train.0.wieght'"),
+        ("\n  - source: a\n    share: 1", "unknown key 'data.train.0.share'"),
         ("\n  - {source: a, weight: 1}\n  - {source: b, weight: 0}", "data.train.1.weight is 0: should be greater"),
         (" 3", "data.train is 3: should be a list"),
         (" []", "data.train names no source"),

@@ -1,5 +1,6 @@
-"""Prepared data: the mask survives the whole pipeline, every row is accounted for, shards are immutable."""
+"""Prepared data: every row is accounted for, shards are immutable. What is learned: tests/regressions."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -7,16 +8,17 @@ import pytest
 
 from fathom.config.schema import DataConfig
 from fathom.data import shards as module
-from fathom.data.packing import micro_batch_rows
 from fathom.data.prepared import Prepared, prepare
+from fathom.data.shards import Part, PartWriter, Task
 from fathom.data.template import Renderer
 from fathom.errors import ConfigError, DataError
-from support.tokenizers import CHATML, DEFAULT_SYSTEM, REWRITES, tiny_tokenizer
+from support.tokenizers import CHATML, DEFAULT_SYSTEM, tiny_tokenizer
 
 RENDERER = Renderer(tiny_tokenizer(CHATML))
 
 
 def write(path: Path, rows: list[dict]) -> DataConfig:
+    path.parent.mkdir(exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return DataConfig(train=str(path), context_tokens=64)
 
@@ -25,15 +27,6 @@ def answers(count: int) -> list[dict]:
     return [
         {"question": f"q{number}", "answer": f"the answer is {number}." * (1 + number % 3)} for number in range(count)
     ]
-
-
-def test_golden_targets_after_the_whole_pipeline(tmp_path: Path) -> None:
-    """D.2 #4: the exact supervised tokens, from file to packed rows."""
-    cfg = write(tmp_path / "rows.jsonl", [{"question": "How?", "answer": "So."}, {"question": "Why?", "answer": "12"}])
-    data = prepare(cfg, "train", RENDERER, tmp_path / "out")
-    rows = micro_batch_rows(data, [1, 0])
-    assert RENDERER.tokenizer.decode(rows.targets[rows.supervised]) == "12<|im_end|>So.<|im_end|>"
-    assert rows.sequence.max() == 1 and rows.count == data.lengths.sum()
 
 
 def test_documents_lengths_and_counts_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,20 +43,6 @@ def test_documents_lengths_and_counts_agree(tmp_path: Path, monkeypatch: pytest.
     assert data.counts["supervised_tokens"] == data.supervised_counts.sum()
 
 
-def test_what_is_dropped_is_counted_by_reason(tmp_path: Path) -> None:
-    """D.2 #6, #13: tokens in = tokens kept + tokens dropped, and how much supervision was lost; nothing is cut."""
-    unasked = [{"role": "assistant", "content": "Hello"}]
-    rows = [*answers(3), {"question": "q", "answer": "long " * 80}, {"messages": unasked}]
-    rows += [{"messages": [{"role": "user", "content": "q"}]}]
-    cfg = write(tmp_path / "rows.jsonl", rows)
-    counts = prepare(cfg, "train", RENDERER, tmp_path / "a").counts
-    assert counts["dropped"] == {"no_assistant_turn": 1, "no_supervised": 1, "too_long": 1}
-    assert counts["rows"] == counts["documents"] + sum(counts["dropped"].values())
-    whole = prepare(cfg.model_copy(update={"context_tokens": 4096}), "train", RENDERER, tmp_path / "b").counts
-    for kind in ("tokens", "supervised_tokens"):
-        assert counts[kind] + counts[f"dropped_{kind}"] == whole[kind] + whole[f"dropped_{kind}"]
-
-
 def test_the_context_is_a_limit_that_may_be_reached(tmp_path: Path) -> None:
     cfg = write(tmp_path / "rows.jsonl", answers(1))
     length = int(prepare(cfg, "train", RENDERER, tmp_path / "a").lengths[0])
@@ -72,21 +51,6 @@ def test_the_context_is_a_limit_that_may_be_reached(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"longer than the context of {length - 1} tokens; the longest has {length}"):
         prepare(cfg.model_copy(update={"context_tokens": length - 1}), "train", RENDERER, tmp_path / "c")
     assert not (tmp_path / "c").exists(), "a refused data set leaves nothing behind"
-
-
-@pytest.mark.parametrize("rows", [[], [{"messages": [{"role": "assistant", "content": "unasked"}]}]])
-def test_nothing_to_learn_is_refused_at_once(tmp_path: Path, rows: list[dict]) -> None:
-    """D.2 #5."""
-    with pytest.raises(DataError, match="zero supervised tokens") as caught:
-        prepare(write(tmp_path / "rows.jsonl", rows), "train", RENDERER, tmp_path / "out")
-    assert caught.value.exit_code == 2
-
-
-def test_a_row_that_the_template_refuses_is_named(tmp_path: Path) -> None:
-    turns = [{"role": role, "content": "x"} for role in ("user", "assistant", "user", "assistant")]
-    cfg = write(tmp_path / "rows.jsonl", [*answers(1), {"messages": turns}])
-    with pytest.raises(DataError, match=r"rows\.jsonl:2: message 2: the chat template rewrites earlier turns"):
-        prepare(cfg, "train", Renderer(tiny_tokenizer(REWRITES)), tmp_path / "out")
 
 
 def test_the_same_data_is_prepared_once_and_other_data_refused(tmp_path: Path) -> None:
@@ -107,6 +71,25 @@ def test_the_digest_is_that_of_the_content(tmp_path: Path) -> None:
     one, two = (prepare(cfg, "train", RENDERER, tmp_path / name) for name in "ab")
     fewer = prepare(cfg.model_copy(update={"max_train_examples": 3}), "train", RENDERER, tmp_path / "c")
     assert one.digest == two.digest != fewer.digest and len(fewer) == 3
+
+
+def test_files_can_be_worked_on_in_any_order(tmp_path: Path) -> None:
+    """As on a cluster: by copies of the writer, the last file first; shards and digest are those of one process."""
+    for number in range(3):
+        write(tmp_path / "rows" / f"{number}.jsonl", answers(2 + number))
+    cfg = DataConfig(train=str(tmp_path / "rows"), context_tokens=64)
+
+    def backwards(writer: PartWriter, tasks: list[Task]) -> list[Part]:
+        assert [task.number for task in tasks] == [0, 1, 2]
+        return [copy.deepcopy(writer)(task) for task in reversed(tasks)][::-1]
+
+    here = prepare(cfg, "train", RENDERER, tmp_path / "here")
+    there = prepare(cfg, "train", RENDERER, tmp_path / "there", backwards)
+    assert there.digest == here.digest and len(here) == 9
+    assert [here.where(number).split("/")[-1] for number in (0, 2, 8)] == ["0.jsonl:1", "1.jsonl:1", "2.jsonl:4"]
+    limited = prepare(cfg.model_copy(update={"max_train_examples": 4}), "train", RENDERER, tmp_path / "limited")
+    assert [limited.where(number).split("/")[-1] for number in (2, 3)] == ["1.jsonl:1", "1.jsonl:2"]
+    assert len(limited) == 4, "the limit is over all files of a source"
 
 
 def test_a_damaged_shard_is_refused(tmp_path: Path) -> None:

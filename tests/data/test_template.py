@@ -1,5 +1,7 @@
 """The renderer against bug reports of others: what is supervised, what a prompt is, what is refused."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +29,7 @@ def chat(*texts: str, system: str | None = None) -> list[dict]:
     return ([{"role": "system", "content": system}] if system is not None else []) + messages
 
 
-def learned(renderer: Renderer, messages: list[dict], **more: list) -> str:
+def learned(renderer: Renderer, messages: list[dict], **more: Any) -> str:
     ids, mask = renderer.render(messages, **more)
     return renderer.tokenizer.decode([token for token, wanted in zip(ids, mask, strict=True) if wanted])
 

@@ -18,6 +18,9 @@ def prepare(
     show: Annotated[
         int, typer.Option(min=0, help="Print so many conversations as they are trained on, supervised tokens marked.")
     ] = 0,
+    on_ray: Annotated[
+        bool, typer.Option("--ray", help="Work on files side by side on a Ray cluster whose machines all see --out.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Turn a recipe's conversations into token shards.
@@ -27,16 +30,18 @@ def prepare(
     import json
 
     from fathom.config.load import load_recipe
+    from fathom.data.prepared import Split
     from fathom.data.prepared import prepare as prepare_split
     from fathom.data.template import Renderer
     from fathom.model.folder import load_tokenizer
     from fathom.model.hub import resolve_base
+    from fathom.orchestrate.prepare_job import each_on_ray
 
     cfg = load_recipe(recipe, override or [])
     renderer = Renderer(load_tokenizer(resolve_base(cfg.model.base)), cfg.data.chat_format)
-    made = {"train": prepare_split(cfg.data, "train", renderer, out / "train")}
-    if cfg.data.heldout is not None:
-        made["heldout"] = prepare_split(cfg.data, "heldout", renderer, out / "heldout")
+    splits: list[Split] = ["train", "heldout"] if cfg.data.heldout is not None else ["train"]
+    each = each_on_ray if on_ray else map
+    made = {split: prepare_split(cfg.data, split, renderer, out / split, each) for split in splits}
     shown = {split: sample(data, show, renderer.tokenizer) for split, data in made.items()}
     if as_json:
         report = {split: {**data.counts, "digest": data.digest} for split, data in made.items()}

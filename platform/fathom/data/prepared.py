@@ -26,8 +26,8 @@ from fathom.storage.local import refusals
 MANIFEST = "MANIFEST.json"
 Split = Literal["train", "heldout"]
 KEPT = ("rows", "documents", "tokens", "supervised_tokens", "dropped_tokens", "dropped_supervised_tokens")
-Each = Callable[[Callable[[Task], Part], list[Task]], Iterable[Part]]
-"""Calls a function for each of a list, as ``map`` does: results in the same order, wherever they are made."""
+Each = Callable[[PartWriter, list[Task]], Iterable[Part]]
+"""Has every task done, as ``map`` does: results in the same order, wherever they are made."""
 
 
 class Prepared:
