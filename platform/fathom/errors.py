@@ -59,6 +59,10 @@ class StorageError(FathomError):
     exit_code = 2
 
 
+class StorageUnavailable(StorageError):
+    """An object store did not answer, or asked to come back later: the same request may succeed soon."""
+
+
 class CheckpointError(FathomError):
     """A checkpoint is damaged: its bytes do not match its manifest."""
 

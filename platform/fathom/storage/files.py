@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
-from fathom.errors import StorageError
+from fathom.errors import StorageError, StorageUnavailable
 from fathom.storage.backend import Backend, FileInfo, sha256_file
 from fathom.storage.local import LocalBackend
 
@@ -31,6 +31,7 @@ __all__ = [
     "upload_tree",
     "write_bytes",
 ]
+PUT_ATTEMPTS = 3
 
 
 def backend_for(uri: str) -> tuple[Backend, str]:
@@ -135,15 +136,19 @@ def upload_tree(local: Path, uri: str, without: Sequence[str] = ()) -> dict[str,
             continue
         source = local / name
         info = FileInfo(source.stat().st_size, sha256_file(source))
-        target = posixpath.join(path, name)
-        backend.put(source, target)
-        arrived = backend.size(target)
-        if arrived != info.size:
-            raise StorageError(
-                f"{join(uri, name)}: {arrived:,} bytes arrived of {info.size:,}", "run the same command again"
-            )
+        _put(backend, source, posixpath.join(path, name), info.size, join(uri, name))
         sent[name] = info
     return sent
+
+
+def _put(backend: Backend, source: Path, target: str, size: int, where: str) -> None:
+    """Copy a file there, again if it arrives with another size."""
+    for _ in range(PUT_ATTEMPTS):
+        backend.put(source, target)
+        arrived = backend.size(target)
+        if arrived == size:
+            return
+    raise StorageUnavailable(f"{where}: {arrived:,} bytes arrived of {size:,}", "run the same command again")
 
 
 def download_tree(uri: str, local: Path, files: dict[str, FileInfo] | None = None) -> None:

@@ -56,7 +56,13 @@ def read_manifest(uri: str) -> Manifest:
         CheckpointError: it is no manifest, or was changed.
     """
     where = files.join(uri, MANIFEST)
-    raw = files.read_bytes(where)
+    try:
+        return _parsed(where, files.read_bytes(where))
+    except CheckpointError:  # perhaps it was cut on its way
+        return _parsed(where, files.read_bytes(where))
+
+
+def _parsed(where: str, raw: bytes) -> Manifest:
     try:
         body = json.loads(raw)
         if body["format"] != FORMAT:
@@ -72,6 +78,16 @@ def read_manifest(uri: str) -> Manifest:
     for name in contents:
         files.safe_name(name, where)
     return Manifest(contents, meta, digest)
+
+
+def seal_folder(folder: Path, meta: dict[str, Any]) -> Manifest:
+    """Write the manifest of files that stay where they are, on this machine."""
+    contents = {
+        name: FileInfo((folder / name).stat().st_size, files.sha256_file(folder / name))
+        for name in files.list_files(str(folder))
+        if name != MANIFEST
+    }
+    return write_manifest(str(folder), contents, meta)
 
 
 def publish_folder(local: Path, uri: str, meta: dict[str, Any]) -> Manifest:
@@ -105,9 +121,28 @@ def fetch_files(uri: str, contents: dict[str, FileInfo], local: Path) -> None:
     Raises:
         CheckpointError: a file is missing or damaged; the message names it.
     """
-    for name in sorted(set(contents) - set(files.list_files(uri))):
-        raise CheckpointError(f"{files.join(uri, name)} is missing", "use another copy of this folder")
+    listed = set(files.list_files(uri))
+    for name in sorted(set(contents) - listed):
+        if not files.exists(files.join(uri, name)):  # a listing may be older than the file
+            raise CheckpointError(f"{files.join(uri, name)} is missing", "use another copy of this folder")
     files.download_tree(uri, local, contents)
+    cut = {name: info for name, info in contents.items() if (local / name).stat().st_size != info.size}
+    if cut:  # on their way, perhaps
+        files.download_tree(uri, local, cut)
+    verify_files(uri, contents, local)
+
+
+def verify_files(uri: str, contents: dict[str, FileInfo], local: Path) -> None:
+    """Compare files of this machine with their sizes and sha256; one that differs is removed.
+
+    Args:
+        uri: where they came from, for the message.
+        contents: what they should be.
+        local: the folder they are in.
+
+    Raises:
+        CheckpointError: one is damaged; the message names it.
+    """
     for name, expected in contents.items():
         found = FileInfo((local / name).stat().st_size, files.sha256_file(local / name))
         if found != expected:

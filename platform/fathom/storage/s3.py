@@ -12,25 +12,29 @@ import functools
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar, cast
 
-from fathom.errors import StorageError
+from fathom.errors import StorageError, StorageUnavailable
 from fathom.storage.local import PARTIAL, no_space
 
 if TYPE_CHECKING:
     from pyarrow.fs import S3FileSystem as ArrowS3FileSystem
 
+T = TypeVar("T")
 CONNECT_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 30.0
 PROBE_TIMEOUT_S = 6.0
 PROBE_PAUSE_S = 0.5
 PROBE_AGAIN_S = 60.0
 CLIENT_ATTEMPTS = 2  # of one request, by botocore: throttling, 5xx, connection errors
-FILE_ATTEMPTS = 2  # of one s3fs call, around those: also bodies that break off while they are read
+OPERATION_ATTEMPTS = 4  # of one operation of ours, around those: also bodies that break off
+OPERATION_PAUSE_S = 0.5  # before the second attempt; twice as long before each further one
+STREAM_ATTEMPTS = 5  # of one range of a file that is read in pieces, by s3fs
 REFUSED_CODES = frozenset(
     {
+        "400",  # of an answer without a body: an expired token is told so
         "403",
         "AccessDenied",
         "Forbidden",
@@ -40,6 +44,10 @@ REFUSED_CODES = frozenset(
         "InvalidToken",
     }
 )
+PASSING_CODES = frozenset(
+    {"SlowDown", "Throttling", "RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch"}
+)
+"""Refusals that are no verdict on the request; every answer of 500 or above is none either."""
 
 
 class S3Settings(NamedTuple):
@@ -100,7 +108,7 @@ def open_filesystem() -> Any:
         use_listings_cache=False,
         skip_instance_cache=True,
     )
-    filesystem.retries = FILE_ATTEMPTS
+    filesystem.retries = 1  # what it would try again, and more, S3Backend does
     return filesystem
 
 
@@ -154,81 +162,105 @@ class S3Backend:
     def __init__(self) -> None:
         self._filesystem: Any = None
 
-    @contextlib.contextmanager
-    def filesystem(self, path: str, folder: Path | None = None, needed_bytes: int | None = None) -> Iterator[Any]:
-        """The filesystem of this operation, made on first use; its failures become StorageErrors."""
-        with refusals(path, folder, needed_bytes):
-            if self._filesystem is None:
+    def _do(
+        self, path: str, action: Callable[[Any], T], folder: Path | None = None, needed_bytes: int | None = None
+    ) -> T:
+        """Do something that may be done twice with a filesystem, again when the store stumbles.
+
+        Raises:
+            StorageUnavailable: it still stumbles, or does not answer at all, which is not waited for.
+            StorageError: it refused.
+        """
+        pause = OPERATION_PAUSE_S
+        for left in reversed(range(OPERATION_ATTEMPTS)):
+            with refusals(path):
                 require_answer(settings().endpoint)
-                self._filesystem = open_filesystem()
-            yield self._filesystem
+            try:
+                with refusals(path, folder, needed_bytes):
+                    if self._filesystem is None:
+                        self._filesystem = open_filesystem()
+                    return action(self._filesystem)
+            except StorageUnavailable:
+                if not left:
+                    raise
+            self._filesystem = None
+            _answered.clear()
+            time.sleep(pause)
+            pause *= 2
+        raise AssertionError("the last attempt returns or raises")
 
     def exists(self, path: str) -> bool:
         """Whether a file, or anything below that folder, is there."""
-        with self.filesystem(path) as filesystem:
-            return bool(filesystem.ls(path, detail=False)) if "/" not in path else _present(filesystem, path)
+        if "/" not in path:
+            return self._do(path, lambda filesystem: bool(filesystem.ls(path, detail=False)))
+        return self._do(path, lambda filesystem: _present(filesystem, path))
 
     def size(self, path: str) -> int:
         """Bytes of a file."""
-        with self.filesystem(path) as filesystem:
-            return int(filesystem.info(path)["size"])
+        return self._do(path, lambda filesystem: int(filesystem.info(path)["size"]))
 
     def read(self, path: str) -> bytes:
         """The whole file."""
-        with self.filesystem(path) as filesystem:
-            return filesystem.cat_file(path)
+        return self._do(path, lambda filesystem: filesystem.cat_file(path))
 
     def write(self, path: str, data: bytes) -> None:
         """Replace the file, all or nothing."""
-        with self.filesystem(path) as filesystem:
-            filesystem.pipe_file(path, data)
+        self._do(path, lambda filesystem: filesystem.pipe_file(path, data))
 
     def put(self, local: Path, path: str) -> None:
         """Copy a local file there."""
-        with self.filesystem(path) as filesystem:
-            filesystem.put_file(str(local), path)
+        self._do(path, lambda filesystem: filesystem.put_file(str(local), path))
 
     def get(self, path: str, local: Path, size: int | None) -> None:
         """Copy a file from there, all or nothing."""
         local.parent.mkdir(parents=True, exist_ok=True)
         partial = local.parent / f"{PARTIAL}{secrets.token_hex(8)}"
         try:
-            with self.filesystem(path, local.parent, size) as filesystem:
-                filesystem.get_file(path, str(partial))
-                os.replace(partial, local)
+            self._do(path, lambda filesystem: filesystem.get_file(path, str(partial)), local.parent, size)
+            os.replace(partial, local)
         finally:
             partial.unlink(missing_ok=True)
 
     def names(self, path: str) -> list[str]:
         """Names directly below a folder, sorted."""
-        with self.filesystem(path) as filesystem:
-            try:
-                found = filesystem.ls(path, detail=False)
-            except FileNotFoundError:
-                _require_bucket(filesystem, path)
-                return []
-            below = {name.rstrip("/").removeprefix(path).strip("/").split("/")[0] for name in found if name != path}
-            return sorted(below - {""})
+        return self._do(path, lambda filesystem: _names(filesystem, path))
 
     def files_below(self, path: str) -> list[str]:
         """Files at any depth below a folder, relative, sorted."""
-        with self.filesystem(path) as filesystem:
-            found = filesystem.find(path)
-            if not found:
-                _require_bucket(filesystem, path)
-            return sorted(name.removeprefix(f"{path}/") for name in found if name != path)
+        return self._do(path, lambda filesystem: _files_below(filesystem, path))
 
     def remove(self, path: str) -> None:
         """Remove a file or a folder with all below it."""
-        with self.filesystem(path) as filesystem:
-            found = filesystem.find(path)
-            if found:
-                filesystem.rm(found)
+        self._do(path, lambda filesystem: _remove(filesystem, path))
 
     def open(self, path: str) -> BinaryIO:
         """Open a file for reading."""
-        with self.filesystem(path) as filesystem:
-            return cast(BinaryIO, filesystem.open(path, "rb"))
+        file = self._do(path, lambda filesystem: filesystem.open(path, "rb"))
+        file.fs.retries = STREAM_ATTEMPTS
+        return cast(BinaryIO, file)
+
+
+def _names(filesystem: Any, path: str) -> list[str]:
+    try:
+        found = filesystem.ls(path, detail=False)
+    except FileNotFoundError:
+        _require_bucket(filesystem, path)
+        return []
+    below = {name.rstrip("/").removeprefix(path).strip("/").split("/")[0] for name in found if name != path}
+    return sorted(below - {""})
+
+
+def _files_below(filesystem: Any, path: str) -> list[str]:
+    found = filesystem.find(path)
+    if not found:
+        _require_bucket(filesystem, path)
+    return sorted(name.removeprefix(f"{path}/") for name in found if name != path)
+
+
+def _remove(filesystem: Any, path: str) -> None:
+    found = filesystem.find(path)
+    if found:
+        filesystem.rm(found)
 
 
 def _present(filesystem: Any, path: str) -> bool:
@@ -253,39 +285,37 @@ def refusals(path: str, folder: Path | None = None, needed_bytes: int | None = N
         path: ``bucket/key`` at work.
         folder: where a download goes, told with ``needed_bytes`` when that disk is full.
     """
+    from aiohttp import ClientError as TransportError
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+    from botocore.parsers import ResponseParserError
 
     where = f"s3://{path} at {settings().place}"
     try:
         yield
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise _refused(where, "no complete credentials were found") from error
-    except (BotoCoreError, TimeoutError, ConnectionError) as error:
+    except (BotoCoreError, ResponseParserError, TransportError, TimeoutError, ConnectionError) as error:
         raise _unreachable(path, error) from error
     except PermissionError as error:
-        raise _refused(where, _code(error) or "access denied") from error
+        raise _refused(where, _code(error)[0] or "access denied") from error
     except FileNotFoundError as error:
         raise StorageError(f"{where}: no such bucket or object", "check the URI and the bucket's name") from error
-    except ClientError as error:
-        code = str(error.response.get("Error", {}).get("Code", ""))
-        if code in REFUSED_CODES:
-            raise _refused(where, code) from error
-        raise StorageError(
-            f"{where}: {code or 'request failed'}", "check the URI, the bucket and its policy"
-        ) from error
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) and folder is not None:
+    except (ClientError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and folder is not None:
             raise no_space(folder, needed_bytes) from error
-        code = _code(error)
+        code, status = _code(error)
         if code in REFUSED_CODES:
             raise _refused(where, code) from error
+        if status >= 500 or code in PASSING_CODES:
+            raise StorageUnavailable(f"{where}: {code}", "run the same command again in a while") from error
         raise StorageError(f"{where}: {code or error}", "check the URI, the bucket and its policy") from error
 
 
-def _code(error: BaseException) -> str:
-    """The S3 error code behind a translated exception."""
-    cause = error.__cause__
-    return str(getattr(cause, "response", {}).get("Error", {}).get("Code", "")) if cause is not None else ""
+def _code(error: BaseException) -> tuple[str, int]:
+    """The S3 error code and HTTP status in botocore's error, or behind what s3fs made of it; empty and 0 of none."""
+    answer: Any = getattr(error, "response", None) or getattr(error.__cause__, "response", None) or {}
+    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return str(answer.get("Error", {}).get("Code", "")), int(status)
 
 
 def _refused(where: str, reason: str) -> StorageError:
@@ -293,12 +323,13 @@ def _refused(where: str, reason: str) -> StorageError:
     who = f"AWS_ACCESS_KEY_ID={key}" if key else "AWS_ACCESS_KEY_ID is not set"
     return StorageError(
         f"{where} refused the request ({reason}); {who}",
-        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to a key that may read and write this bucket",
+        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN, which expires) to a key that may read "
+        "and write this bucket",
     )
 
 
-def _unreachable(path: str, error: BaseException) -> StorageError:
-    return StorageError(
+def _unreachable(path: str, error: BaseException) -> StorageUnavailable:
+    return StorageUnavailable(
         f"cannot reach S3 at {settings().place} for bucket {path.split('/')[0]} ({type(error).__name__})",
         "check AWS_ENDPOINT_URL and the network, then run the same command again",
     )
