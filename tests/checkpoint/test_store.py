@@ -21,8 +21,9 @@ def place(request, tmp_path) -> str:
 
 
 def save(store: CheckpointStore, step: int, tmp: Path, ranks: int = 2, commit: bool = True) -> Committed | None:
-    """What a run does: every rank stages and uploads, rank 0 commits."""
+    """What a run does: rank 0 begins, every rank stages and uploads, rank 0 commits."""
     uploaded = {}
+    store.begin(step)
     for rank in range(ranks):
         staged = tmp / f"stage-{step}-{rank}"
         staged.mkdir(exist_ok=True)
@@ -77,7 +78,9 @@ def test_an_attempt_at_a_committed_step_hides_it_until_it_is_complete(tmp_path):
     save(store, 20, tmp_path, ranks=3)
     save(store, 20, tmp_path, ranks=1, commit=False)
     assert store.latest().step == 10
+    Path(store.folder(20), ".partial-left").write_bytes(b"of a killed upload")
     again = save(store, 20, tmp_path, ranks=2)
+    assert not Path(store.folder(20), ".partial-left").exists()
     assert store.latest() == again and len(again.files) == 2
     assert store.newest_readable(tmp_path / "got").step == 20
     assert len(list((tmp_path / "got").iterdir())) == 2
@@ -129,3 +132,25 @@ def test_sweep_without_a_commit_removes_nothing(tmp_path):
     store = CheckpointStore(str(tmp_path / "store"))
     save(store, 5, tmp_path, commit=False)
     assert store.sweep() == [] and store.steps() == [5]
+
+
+def test_a_stale_listing_hides_neither_the_newest_checkpoint_nor_its_files(tmp_path, monkeypatch):
+    store = CheckpointStore(str(tmp_path / "store"))
+    save(store, 10, tmp_path)
+    stale = {uri: files.list_names(uri) for uri in (store.uri,)}
+    newest = save(store, 20, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "list_names", lambda uri: stale[uri])
+        patch.setattr(files, "list_files", lambda uri: [])
+        assert store.steps() == [20, 10]
+        assert store.latest() == store.newest_readable(tmp_path / "got") == newest
+        again = save(store, 30, tmp_path)
+    assert store.latest() == again
+
+
+def test_a_series_of_checkpoints_keeps_its_name_until_it_is_removed(place):
+    store = CheckpointStore(place)
+    name = store.identity()
+    assert CheckpointStore(place).identity() == name
+    files.remove_tree(place)
+    assert store.identity() != name

@@ -1,11 +1,18 @@
 """Tiny runs: a random base model, generated questions, and a recipe for them."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fathom.config.load import parse_config
 from fathom.config.schema import RunConfig
+from fathom.train.group import own_process
+from fathom.train.inputs import fetch_inputs
+from fathom.train.place import Place
+from fathom.train.session import Outcome, train_worker
 from support.models import tiny_base_folder
 
 
@@ -56,3 +63,21 @@ def tiny_recipe(folder: Path, **changes: Any) -> RunConfig:
             section = section.setdefault(name, {})
         section[leaf] = value
     return parse_config(tree)
+
+
+def train_here(
+    cfg: RunConfig,
+    place: Place,
+    record: Callable[[int, dict[str, float]], None] = lambda step, metrics: None,
+    evaluate: Any = lambda step, weights: {},
+) -> Outcome:
+    """Train in this process, on its CPU."""
+    group = own_process()._replace(device=torch.device("cpu"))
+    place.work.mkdir(parents=True, exist_ok=True)
+    return train_worker(cfg, fetch_inputs(cfg, group, place.work), place, group, record, evaluate)
+
+
+def same(ours: Outcome, theirs: Outcome) -> bool:
+    """Whether two runs ended with the same parameters, bit for bit."""
+    assert ours.weights is not None and theirs.weights is not None
+    return all(torch.equal(ours.weights[name], theirs.weights[name]) for name in theirs.weights)

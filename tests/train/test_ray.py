@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fathom.checkpoint.store import CheckpointStore
-from fathom.errors import ConfigError, FathomError, ServiceError, StorageError
+from fathom.errors import ConfigError, FathomError, ServiceError, StorageError, StorageUnavailable
 from fathom.orchestrate.jobs import Jobs, for_cluster
-from fathom.orchestrate.ray_train import judge, share_of
+from fathom.orchestrate.ray_train import judge, last_committed, share_of
 from fathom.orchestrate.run import run_recipe
 from fathom.storage.manifest import fetch_folder
 from fathom.train.place import CHECKPOINTS
@@ -121,6 +121,22 @@ def test_lost_workers_and_a_store_that_hiccups_are_tried_again() -> None:
     assert not known, "another worker's death is nobody's own failure"
     judge(Failed(StorageError("unreachable")), 3, known)
     assert [step for step, _ in known] == [3]
+
+
+def test_a_store_that_is_gone_ends_the_run_with_what_the_workers_say_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(str(tmp_path))
+    assert last_committed(store, ValueError("bug")) == 0
+
+    def gone(self: CheckpointStore) -> None:
+        raise StorageUnavailable("cannot reach it")
+
+    monkeypatch.setattr(CheckpointStore, "latest", gone)
+    with pytest.raises(StorageError, match="the state of step 6 is safe"):
+        last_committed(store, Failed(RuntimeError("gloo"), StorageError("gone", "the state of step 6 is safe")))
+    with pytest.raises(StorageUnavailable, match="cannot reach it"):
+        last_committed(store, Failed(RuntimeError("gloo")))
 
 
 @pytest.mark.parametrize(("cpus", "workers", "share"), [(4, 2, 1), (2, 2, 1), (1, 2, 0.5), (1, 3, 0.33)])

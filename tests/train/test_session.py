@@ -1,5 +1,6 @@
 """One process trains, commits, is cut off, and goes on as if nothing had happened."""
 
+import json
 import math
 import os
 import signal
@@ -17,9 +18,9 @@ from fathom.storage import files
 from fathom.train.group import own_process
 from fathom.train.inputs import fetch_inputs
 from fathom.train.place import CHECKPOINTS, STOP, Place
-from fathom.train.plan import StepPlan
-from fathom.train.session import Outcome, train_worker
-from support.runs import tiny_recipe
+from fathom.train.plan import StepPlan, plan_step
+from fathom.train.session import Outcome
+from support.runs import same, tiny_recipe, train_here
 
 
 class Killed(BaseException):
@@ -47,13 +48,7 @@ def run(
         if step == kill_after:
             raise Killed
 
-    group = own_process()._replace(device=torch.device("cpu"))
-    return train_worker(cfg, fetch_inputs(cfg, group, place.work), place, group, record, evaluate)
-
-
-def same(ours: Outcome, theirs: Outcome) -> bool:
-    assert ours.weights is not None and theirs.weights is not None
-    return all(torch.equal(ours.weights[name], theirs.weights[name]) for name in theirs.weights)
+    return train_here(cfg, place, record, evaluate)
 
 
 def test_a_run_that_is_killed_three_times_ends_bit_for_bit_as_one_that_is_not(tmp_path: Path, place: Place) -> None:
@@ -193,6 +188,27 @@ def test_gradients_that_stay_not_finite_end_the_run_with_the_last_good_state_com
     resumed = run(cfg, place)
     assert resumed.finished
     assert all(torch.isfinite(value).all() for value in resumed.weights.values())
+
+
+def test_what_a_step_read_whose_loss_is_not_finite_is_kept(
+    tmp_path: Path, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    cfg = tiny_recipe(tmp_path, optimizer__learning_rate=1e30, train__steps=9)
+    with pytest.raises(FathomError, match=f"in {place.uri}/refused") as caught:
+        run(cfg, place)
+    kept = [json.loads(path.read_text()) for path in sorted(Path(place.uri, "refused").iterdir())]
+    steps = [each["step"] for each in kept]
+    assert len(steps) == 3 and f"the last of them step {steps[-1]}" in str(caught.value)
+    assert f"{place.uri}/refused/step-{steps[0]:08d}-rank-00000.json" in caplog.text
+    train = fetch_inputs(cfg, own_process(), place.work).train
+    plan = plan_step(cfg, train, steps[-1] - 1, 0, 1)
+    found = kept[-1]["micro_batches"]
+    assert [[row["example"] for row in each["examples"]] for each in found] == plan.micro_batches
+    assert {each["loss"] for each in found} == {"nan"} and kept[-1]["grad_norm"] == "nan"
+    first = found[0]["examples"][0]
+    ids, supervised = train.document(first["example"])
+    assert (first["ids"], [bool(each) for each in first["supervised"]]) == (ids, supervised)
+    assert first["row"] == train.where(first["example"])
 
 
 def test_a_step_without_supervised_tokens_is_skipped_and_counted(

@@ -6,6 +6,7 @@ manifest, which no reader sees and :meth:`CheckpointStore.sweep` removes.
 
 import logging
 import re
+import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from fathom.storage.files import FileInfo
 from fathom.storage.manifest import MANIFEST, Manifest, fetch_files, read_manifest, write_manifest
 
 log = logging.getLogger(__name__)
+IDENTITY, LATEST = "IDENTITY", "LATEST"
 STEP_FOLDER = re.compile(r"step-(\d{8,})")
 
 
@@ -52,10 +54,22 @@ class CheckpointStore:
         """URI of a step's folder."""
         return files.join(self.uri, f"step-{step:08d}")
 
-    def upload_rank(self, step: int, local: Path) -> dict[str, dict[str, Any]]:
-        """Upload one rank's staged files, whose names no other rank uses.
+    def identity(self) -> str:
+        """The name of this series of checkpoints, made when first asked for; after a fresh start it is another one."""
+        where = files.join(self.uri, IDENTITY)
+        if not files.exists(where):
+            files.write_bytes(where, secrets.token_hex(8).encode())
+        return files.read_bytes(where).decode()
 
-        A manifest left there by an earlier attempt at this step goes first, so that nobody reads a mixture.
+    def begin(self, step: int) -> None:
+        """Remove what an earlier attempt at this step left, so that nobody reads a mixture.
+
+        Rank 0 only, before any rank uploads.
+        """
+        self._remove(step)
+
+    def upload_rank(self, step: int, local: Path) -> dict[str, dict[str, Any]]:
+        """Upload one rank's staged files, whose names no other rank uses, after :meth:`begin`.
 
         Returns:
             size and sha256 by file name, JSON-able: what :meth:`commit` wants from every rank.
@@ -63,7 +77,6 @@ class CheckpointStore:
         Raises:
             StorageError: the store refused, or a file arrived cut.
         """
-        files.remove_tree(files.join(self.folder(step), MANIFEST))
         sent = files.upload_tree(local, self.folder(step), without=(MANIFEST,))
         return {name: info._asdict() for name, info in sent.items()}
 
@@ -80,16 +93,27 @@ class CheckpointStore:
             StorageError: the store refused.
         """
         uri = self.folder(step)
-        missing = sorted(set(uploaded) - set(files.list_files(uri)))
+        unlisted = sorted(set(uploaded) - set(files.list_files(uri)))
+        missing = [name for name in unlisted if not files.exists(files.join(uri, name))]
         if missing:
             raise CheckpointError(f"{uri}: {', '.join(missing)} did not arrive", "resume from the last checkpoint")
         contents = {name: FileInfo(int(info["size"]), str(info["sha256"])) for name, info in uploaded.items()}
-        return _committed(step, uri, write_manifest(uri, contents, meta))
+        committed = _committed(step, uri, write_manifest(uri, contents, meta))
+        files.write_bytes(files.join(self.uri, LATEST), str(step).encode())
+        return committed
 
     def steps(self) -> list[int]:
-        """Steps that have a folder, newest first, committed or not."""
-        found = (STEP_FOLDER.fullmatch(name) for name in files.list_names(self.uri))
-        return sorted((int(match[1]) for match in found if match), reverse=True)
+        """Steps that have a folder, newest first, committed or not.
+
+        The last one that was committed is among them even where a stale listing lacks it.
+        """
+        names = files.list_names(self.uri)
+        found = {int(match[1]) for name in names if (match := STEP_FOLDER.fullmatch(name))}
+        latest = files.join(self.uri, LATEST)
+        if files.exists(latest):
+            pointed = int(files.read_bytes(latest))
+            found |= {pointed} if files.exists(files.join(self.folder(pointed), MANIFEST)) else set()
+        return sorted(found, reverse=True)
 
     def committed(self) -> list[Committed]:
         """Complete checkpoints, newest first. A manifest that does not parse is warned of and skipped."""

@@ -49,8 +49,7 @@ def run_on_ray(cfg: RunConfig, place: Place, tracking_uri: str | None) -> None:
         fault = attempt(cfg, job, place)
         if fault is None:
             return
-        latest = store.latest()
-        step = latest.step if latest else 0
+        step = last_committed(store, fault)
         judge(fault, step, known)
         left = cfg.parallel.max_failures - failures
         say(f"a worker failed ({first_line(fault)}); last committed step: {step}; {left} more tries")
@@ -58,6 +57,20 @@ def run_on_ray(cfg: RunConfig, place: Place, tracking_uri: str | None) -> None:
         f"run {cfg.name!r}: {cfg.parallel.max_failures + 1} attempts failed, the last with {first_line(fault)}",
         f"read the workers' output above; the same command goes on from step {step}",
     )
+
+
+def last_committed(store: CheckpointStore, fault: BaseException) -> int:
+    """The step to go on from; 0 without a checkpoint.
+
+    Raises:
+        StorageError: the store does not answer; if a worker ended for that reason, what it says, which says more.
+    """
+    try:
+        latest = store.latest()
+    except StorageError as error:
+        told = [each for each in worker_errors(fault) if isinstance(each, StorageError)]
+        raise (told or [error])[0] from fault
+    return latest.step if latest else 0
 
 
 def judge(fault: BaseException, step: int, known: set[tuple[int, str]]) -> None:

@@ -3,13 +3,17 @@
 import json
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from fathom.model.collectives import LOCAL, Collectives, ProcessGroup
 
 T = TypeVar("T")
+ASIDE_TIMEOUT = timedelta(hours=1)
+"""How long threads beside training wait for each other: longer than an upload and its patience."""
 
 
 class Group(NamedTuple):
@@ -40,6 +44,16 @@ class Group(NamedTuple):
     def barrier(self) -> None:
         """Wait for all workers."""
         self.collectives.any(False)
+
+    def aside(self) -> "Group":
+        """The same workers for one other thread of each, on the CPU: its collectives and ours do not meet.
+
+        Called on all workers together.
+        """
+        if not isinstance(self.collectives, ProcessGroup):
+            return self
+        group: Any = dist.new_group(backend="gloo", timeout=ASIDE_TIMEOUT)
+        return self._replace(collectives=ProcessGroup(group=group), device=torch.device("cpu"))
 
     def first_here(self, action: Callable[[], T]) -> T:
         """Run an action on one worker of each machine, then on the others, which find its work done."""

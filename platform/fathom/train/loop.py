@@ -23,6 +23,7 @@ from fathom.train.machine import machine_metrics
 from fathom.train.plan import StepPlan, plan_step
 from fathom.train.progress import Progress
 from fathom.train.progressed import Progressed
+from fathom.train.refused import RefusedSteps
 from fathom.train.schedule import learning_rate
 
 MOST_REFUSED = 3
@@ -36,15 +37,19 @@ class Hooks(NamedTuple):
 
     Attributes:
         record: (step, metrics) after each step; acts on rank 0.
-        commit: makes a checkpoint of the current state.
+        commit: makes a checkpoint of the current state; asked to wait, it returns when that is committed.
+        safe: the newest step that is committed.
         evaluate: measures held-out data, every ``train.eval_every_steps``; gives what it found, alike on all ranks.
         stop: whether this rank was asked to stop.
+        refused: keeps what a step read that is not applied.
     """
 
     record: Callable[[int, dict[str, float]], None]
-    commit: Callable[[Progressed], None]
+    commit: Callable[[Progressed, bool], None]
+    safe: Callable[[], int]
     evaluate: Callable[[int], dict[str, float]]
     stop: Callable[[], bool]
+    refused: RefusedSteps
 
 
 def run_steps(
@@ -65,25 +70,24 @@ def run_steps(
     Raises:
         FathomError: the gradient was not finite :data:`MOST_REFUSED` times in a row; the last good state is committed.
     """
-    total, committed = cfg.train.steps, state.step
+    total = cfg.train.steps
     with Progress(total, state.step, enabled=strategy.rank == 0) as progress:
         if state.step:
             progress.note(f"resumed: {state.step} of {total} steps were done")
         while state.step < total and not given_up(cfg, state):
-            metrics = one_step(cfg, strategy, model, stat_names, prepared, state)
+            metrics = one_step(cfg, strategy, model, stat_names, prepared, state, hooks.refused)
             hooks.record(state.step, metrics)
-            progress.step(state.step, metrics, committed)
+            progress.step(state.step, metrics, hooks.safe())
             stopping = strategy.collectives.any(hooks.stop())
             # Before the commit: a run that goes on from this checkpoint knows what was found here.
             best = evaluated(cfg, state, hooks)
             ending = stopping or state.step == total or given_up(cfg, state) or state.refused_in_a_row >= MOST_REFUSED
             if ending or best or state.step % cfg.checkpoint.every_steps == 0:
-                hooks.commit(state)
-                committed = state.step
+                hooks.commit(state, ending)
             if state.refused_in_a_row >= MOST_REFUSED:
-                raise not_finite(state.step)
+                raise not_finite(state.step, hooks.refused.uri)
             if stopping and state.step < total:
-                progress.note(f"stopped as asked; step {committed} is committed and the run can go on from it")
+                progress.note(f"stopped as asked; step {state.step} is committed and the run can go on from it")
                 return False
         if given_up(cfg, state) and state.step < total:
             progress.note(f"{state.evals_since_best} evaluations without a better one than step {state.best_step}'s")
@@ -122,6 +126,7 @@ def one_step(
     stat_names: list[str],
     prepared: Prepared,
     state: Progressed,
+    refused: RefusedSteps,
 ) -> dict[str, float]:
     """One optimizer step: all its micro-batches, one division by the step's supervised tokens, one update."""
     begin = time.perf_counter()
@@ -131,7 +136,7 @@ def one_step(
     if not plan.supervised:
         state.empty_steps += 1
         return {"learning_rate": rate, "steps_empty": float(state.empty_steps)}
-    stats = accumulate(cfg, strategy, prepared, plan, state.step - 1, len(stat_names))
+    stats, losses = accumulate(cfg, strategy, prepared, plan, state.step - 1, len(stat_names))
     norm = strategy.step(rate, cfg.optimizer.clip_norm)
     stats = strategy.sum(stats)
     found = dict(zip(stat_names, stats.tolist(), strict=True))
@@ -141,6 +146,8 @@ def one_step(
     state.updates = strategy.updates
     state.refused_in_a_row = 0 if finite else state.refused_in_a_row + 1
     state.refused_steps += not finite
+    if not finite:
+        refused.save(state.step, plan, [float(loss) for loss in losses], norm)
     seconds = time.perf_counter() - begin
     count(state, plan, stats, seconds)
     metrics = summarise(stat_names, stats) | {
@@ -167,8 +174,11 @@ def draw_key(seed: int, step: int, micro_batch: int) -> int:
     return int.from_bytes(digest[:7], "big")
 
 
-def accumulate(cfg: RunConfig, strategy: Strategy, prepared: Prepared, plan: StepPlan, step: int, width: int) -> Tensor:
-    """Forward and backward of all micro-batches; this rank's summed statistics."""
+def accumulate(
+    cfg: RunConfig, strategy: Strategy, prepared: Prepared, plan: StepPlan, step: int, width: int
+) -> tuple[Tensor, list[Tensor]]:
+    """Forward and backward of all micro-batches; this rank's summed statistics, and the summed loss of each."""
+    losses = []
     stats = torch.zeros(width, dtype=torch.float64, device=strategy.device)
     batches = [
         (
@@ -185,7 +195,8 @@ def accumulate(cfg: RunConfig, strategy: Strategy, prepared: Prepared, plan: Ste
         loss, seen = strategy.root(*rows, draw=draw, **given)
         strategy.backward(loss / plan.supervised, last=number == len(batches) - 1)
         stats += seen
-    return stats
+        losses.append(loss.detach())
+    return stats, losses
 
 
 def count(state: Progressed, plan: StepPlan, stats: Tensor, seconds: float) -> None:
@@ -206,9 +217,10 @@ def flops_per_token(model: LoopedLM, found: dict[str, float]) -> float:
     return forward_flops(model.config, model.method, rows, pairs, training=True) / max(found["rows"], 1.0)
 
 
-def not_finite(step: int) -> FathomError:
+def not_finite(step: int, refused_uri: str) -> FathomError:
     """The message of a run that diverged."""
     return FathomError(
         f"the gradient was not finite in {MOST_REFUSED} steps in a row, the last of them step {step}",
-        "lower optimizer.learning_rate, or train.precision=fp32; the state before them is committed",
+        f"look at what they read, in {refused_uri}; lower optimizer.learning_rate, or set train.precision to fp32; "
+        "the state before them is committed",
     )

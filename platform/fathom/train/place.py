@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 from fathom.errors import StorageError
 from fathom.storage import files
 
-CHECKPOINTS, STOP = "checkpoints", "STOP"
+CHECKPOINTS, REFUSED, STOP = "checkpoints", "refused", "STOP"
+LOOK_EVERY_S = 1.0
+"""Between two looks for the object ``STOP``; a thread looks, so that a store that is away does not hold up steps."""
 
 
 class Place(NamedTuple):
@@ -44,17 +46,23 @@ def stop_requests(place: Place, rank: int) -> Iterator[Callable[[], bool]]:
 
     if threading.current_thread() is threading.main_thread():
         before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    note = files.join(place.uri, STOP)
+    note, over = files.join(place.uri, STOP), threading.Event()
 
-    def stop() -> bool:
-        if rank == 0 and not asked.is_set():
-            with contextlib.suppress(StorageError):  # a hiccup of the store must not end a run that is well
-                if files.exists(note):
-                    asked.set()
-        return asked.is_set()
+    def look() -> None:
+        with contextlib.suppress(StorageError):  # a hiccup of the store must not end a run that is well
+            if files.exists(note):
+                asked.set()
 
+    def watch() -> None:
+        while not over.wait(LOOK_EVERY_S):
+            look()
+
+    if rank == 0:
+        look()
+        threading.Thread(target=watch, name="stop", daemon=True).start()
     try:
-        yield stop
+        yield asked.is_set
     finally:
+        over.set()
         for number, handler in before.items():
             signal.signal(number, handler)

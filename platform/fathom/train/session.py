@@ -15,18 +15,14 @@ from fathom.parallel.strategy import Strategy, create_strategy
 from fathom.storage import files
 from fathom.train.group import Group
 from fathom.train.inputs import Inputs
+from fathom.train.kept import store_kept
 from fathom.train.loop import Hooks, run_steps
-from fathom.train.place import CHECKPOINTS, Place, stop_requests
+from fathom.train.place import CHECKPOINTS, REFUSED, Place, stop_requests
 from fathom.train.profiling import profiler
 from fathom.train.progressed import Progressed
-from fathom.train.state import (
-    find_checkpoint,
-    read_weights,
-    refuse_changes,
-    refuse_other_data,
-    restore_state,
-    save_state,
-)
+from fathom.train.refused import RefusedSteps
+from fathom.train.saving import Saver
+from fathom.train.state import find_checkpoint, read_weights, refuse_changes, refuse_other_data, restore_state
 from fathom.train.watchdog import watched
 
 P = ParamSpec("P")
@@ -87,6 +83,7 @@ def train_worker(
     """
     use_threads(cfg, group)
     store = CheckpointStore(files.join(place.uri, CHECKPOINTS))
+    run = store_kept(group, store, place.work, cfg.checkpoint.keep)
     found = find_checkpoint(group, store, place.work)
     if found is not None:
         refuse_changes(cfg, found.meta, place.allow_change)
@@ -96,9 +93,6 @@ def train_worker(
     strategy, root = build(cfg, inputs, group)
     state = Progressed() if found is None else restore_state(strategy, found.folder, found.meta)
     started_at = state.step
-
-    def commit(state: Progressed) -> None:
-        save_state(cfg, strategy, group, store, state, inputs.train.digest, place.work)
 
     def measure(step: int) -> dict[str, float]:
         weights = model_weights(strategy)
@@ -111,8 +105,12 @@ def train_worker(
         if group.rank == 0:
             record(step, metrics)
 
-    with stop_requests(place, group.rank) as stop, watched(place, group.rank, cfg.train.hang_timeout_s) as alive:
-        hooks = Hooks(then(alive, recorded), then(alive, commit), then(alive, measure), stop)
+    saver = Saver(cfg, strategy, group, store, inputs.train.digest, place.work, run, started_at)
+    refused = RefusedSteps(files.join(place.uri, REFUSED), group.rank, inputs.train)
+    watch = watched(place, group.rank, cfg.train.hang_timeout_s)
+    with stop_requests(place, group.rank) as stop, saver, watch as alive:
+        commit, safe = then(alive, saver.save), lambda: saver.committed
+        hooks = Hooks(then(alive, recorded), commit, safe, then(alive, measure), stop, refused)
         finished = run_steps(cfg, strategy, root.model, root.stat_names, inputs.train, state, hooks)
     weights, step = model_weights(strategy), state.step
     if finished and state.best_step not in (0, step):

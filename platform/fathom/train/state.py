@@ -1,4 +1,4 @@
-"""Training state to checkpoints and back: every worker writes what it holds, any number of workers read it."""
+"""Training state from checkpoints, which any number of workers read; :mod:`fathom.train.saving` writes them."""
 
 import json
 import shutil
@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fathom.checkpoint.shards import FlatShard, ShardReader, write_shards
+from fathom.checkpoint.shards import ShardReader
 from fathom.checkpoint.store import CheckpointStore
-from fathom.config.load import changed_keys, config_dict, config_digest
+from fathom.config.load import changed_keys, config_dict
 from fathom.config.schema import RunConfig
 from fathom.errors import CheckpointError, ResumeRefused
 from fathom.parallel.strategy import Strategy
@@ -22,45 +22,13 @@ class Found(NamedTuple):
 
     Attributes:
         step: steps done.
-        meta: what :func:`save_state` said about it.
+        meta: what its writer said about it.
         folder: its files.
     """
 
     step: int
     meta: dict[str, Any]
     folder: Path
-
-
-def save_state(
-    cfg: RunConfig,
-    strategy: Strategy,
-    group: Group,
-    store: CheckpointStore,
-    state: Progressed,
-    data_digest: str,
-    work: Path,
-) -> None:
-    """Commit a checkpoint: all workers upload, then rank 0 writes the manifest and drops old checkpoints."""
-    folder = work / "staging" / f"step-{state.step}-rank-{group.rank}"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    shards = {key: FlatShard(*shard) for key, shard in strategy.shards().items()}
-    write_shards(folder, group.rank, group.world, shards)
-    uploaded = group.gather_json(store.upload_rank(state.step, folder))
-    if group.rank == 0:
-        files = {name: info for each in uploaded for name, info in each.items()}
-        meta = {
-            "step": state.step,
-            "config": config_dict(cfg),
-            "config_digest": config_digest(cfg),
-            "data_digest": data_digest,
-            "best": best_of(cfg, state),
-            "progressed": state.as_json(),
-        }
-        store.commit(state.step, files, meta)
-        store.prune(cfg.checkpoint.keep, state.step, spare=state.best_step)
-    group.barrier()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def find_checkpoint(group: Group, store: CheckpointStore, work: Path) -> Found | None:
