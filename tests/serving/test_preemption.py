@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from fathom_serve.engine.engine import Engine
-from fathom_serve.engine.request import Finished, Progress, Request, Sampling
+from fathom_serve.engine.request import Depth, Finished, Progress, Request, Sampling
+from fathom_serve.engine.schedule import shared
 from model.test_methods import model_of
 from serving.test_engine import LIMITS, drive, expected, mixed_requests, prompt_ids, tokens
 from support.models import tiny_model
@@ -24,9 +25,11 @@ def told(events: list) -> list[tuple]:
 
 
 def watched(engine: Engine) -> dict[str, Any]:
-    """Notes the most pages ever used, and whether the oldest flight was ever preempted."""
-    seen: dict[str, Any] = {"peak": 0, "oldest_went": False}
-    execute, preempt = engine.runner.execute, engine.preempt
+    """Notes the most pages ever used, whether the oldest flight was ever preempted, and whether one came back before
+    the pages that it had held were free."""
+    seen: dict[str, Any] = {"peak": 0, "oldest_went": False, "too_early": False}
+    held: dict[Any, int] = {}
+    execute, preempt, begin = engine.runner.execute, engine.preempt, engine.memory.begin
 
     def executed(pieces):
         seen["peak"] = max(seen["peak"], engine.pool.used)
@@ -34,9 +37,14 @@ def watched(engine: Engine) -> dict[str, Any]:
 
     def preempted(flight):
         seen["oldest_went"] |= flight.order == min(other.order for other in engine.active)
+        held[flight] = len(flight.streams.held())
         preempt(flight)
 
-    engine.runner.execute, engine.preempt = executed, preempted
+    def began(flight):
+        seen["too_early"] |= bool(engine.active) and held.get(flight, 0) > engine.pool.free
+        begin(flight)
+
+    engine.runner.execute, engine.preempt, engine.memory.begin = executed, preempted, began
     return seen
 
 
@@ -57,7 +65,7 @@ def test_a_quarter_of_the_pages_gives_the_same_answers(name: str) -> None:
     seen = watched(tight)
     got = drive(tight, requests, stagger=1)
     assert {key: told(events) for key, events in got.items()} == {key: told(events) for key, events in want.items()}
-    assert tight.preemptions > 2 and not seen["oldest_went"]
+    assert tight.preemptions > 2 and not seen["oldest_went"] and not seen["too_early"]
     assert tight.pool.used == 0
 
 
@@ -117,3 +125,24 @@ def test_requests_are_let_in_by_what_requests_have_needed() -> None:
         engine.submit(request)
     engine.tick()
     assert len(engine.active) == 2
+
+
+def test_a_policy_that_picks_only_flights_without_pages_does_not_stall() -> None:
+    """An older prompt holds the last pages, and the policy insists on the newer answer."""
+    sizes = {"page_rows": 2, "cache_block_tokens": 4, "pages": 14, "rows_per_tick": 8}
+    engine = Engine(tiny_model("tah2", 2), LIMITS.model_copy(update=sizes), lambda ids: "")
+    engine.memory.forecast.share = 0.1
+    always = Depth(tau_exit=0.0)
+    answer = engine.submit(Request("answer", prompt_ids(2, 0), Sampling(temperature=0, max_tokens=12), always))
+    while len(answer.answer) < 4:
+        engine.tick()
+    prompt = engine.submit(Request("prompt", prompt_ids(13, 1), Sampling(max_tokens=1), always, priority=-1))
+    while engine.pool.free:
+        engine.tick()
+    engine.policy = lambda ready, rows: [(each, 1) for each in ready if each is answer] or shared(ready, rows)
+    for _ in range(6):
+        engine.tick()
+    assert engine.preemptions == 1 and prompt.order < answer.order
+    while engine.busy:
+        engine.tick()
+    assert answer.answer_depths == [2] * 12 and prompt.answer_depths == [2]

@@ -8,6 +8,7 @@ import pytest
 from fathom_serve.engine.engine import Engine
 from fathom_serve.engine.limits import EngineLimits
 from fathom_serve.engine.request import Depth, Request, Sampling
+from fathom_serve.kv.prefix import PrefixCache, root_of
 from model.test_methods import model_of
 from serving.test_engine import drive, prompt_ids, tokens
 from serving.test_preemption import told
@@ -63,8 +64,6 @@ def test_cache_on_equals_cache_off(name: str) -> None:
 
 def test_a_cache_of_depth_one_alone_would_change_answers(monkeypatch) -> None:
     """The test above can see the defect that it is there for: the published engine keeps the first depth only."""
-    from fathom_serve.kv.prefix import PrefixCache
-
     whole = PrefixCache.find
     monkeypatch.setattr(
         PrefixCache, "find", lambda *asked: [replace(each, pages=each.pages[:1]) for each in whole(*asked)]
@@ -98,6 +97,38 @@ def test_what_is_found_is_not_run_again() -> None:
     while cold.busy:
         cold.tick()
     assert skipped == sum(flight.depths[:20])
+
+
+@pytest.mark.parametrize(("name", "found"), [("tah2", 20), ("tah2-fixed", 12), ("huginn", 20), ("ouro-adaptive", 20)])
+def test_a_conversation_goes_on(name: str, found: int) -> None:
+    """An answer is part of the next prompt, unless its tokens ran as deep as they did because they were an answer."""
+    model, sampling = model_of(name).eval(), Sampling(temperature=0, seed=3, max_tokens=8)
+    told_with: list[list] = []
+    for block in (4, 0):
+        engine = Engine(model, LIMITS.model_copy(update={"cache_block_tokens": block}), lambda ids: "")
+        first = Request("first", prompt_ids(14, 0), sampling)
+        (events,) = ask_in_turn(engine, first)
+        longer = (*first.prompt, *(token.id for token in tokens(events)), 5, 6)
+        (events,) = ask_in_turn(engine, Request("second", longer, sampling))
+        assert events[-1].usage.cached_tokens == (found if block else 0)
+        told_with.append(told(events))
+    assert told_with[0] == told_with[1]
+
+
+def test_recorded_depths_win_over_a_block_that_says_otherwise() -> None:
+    """What was told stays true, also where rounding has led another request elsewhere."""
+    engine = Engine(tiny_model("tah2", 2), LIMITS, lambda ids: "")
+    flight = engine.submit(Request("a", prompt_ids(13, 1), Sampling(max_tokens=1)))
+    while engine.busy:
+        engine.tick()
+    cache, root = engine.memory.cache, root_of(engine.model, "", flight.terms.threshold, 2, 0)
+    assert cache is not None
+
+    def found(history: list[int]) -> int:
+        return len(cache.find(root, flight.ids, 2, history))
+
+    assert [found([]), found(flight.history)] == [3, 3]
+    assert found([depth if at != 6 else 3 - depth for at, depth in enumerate(flight.history)]) == 1
 
 
 def test_a_random_first_state_is_shared_under_one_seed_only() -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fathom_serve.engine.engine import Engine
 from fathom_serve.engine.limits import EngineLimits
@@ -66,6 +66,8 @@ def test_everyone_runs_soon_and_no_row_is_left_idle(answers: int, prompts: int, 
         used = sum(count for _, count in picked)
         assert used == min(rows, sum(each.left for each in everyone)), "work-conserving"
         assert all(0 < count <= each.left for each, count in picked)
+        of_prompts = sum(count for each, count in picked if each.reading)
+        assert of_prompts >= min(rows // 4, sum(each.left for each in everyone if each.reading)), "a share of their own"
         if prompts:
             assert any(each is everyone[answers] for each, _ in picked), "the oldest prompt moves in every tick"
         for each, _ in picked:
@@ -138,6 +140,10 @@ class EngineUnderEvents(RuleBasedStateMachine):
         self.engine.memory.forecast.share = 0.2
         self.events: dict[str, list] = {}
 
+    @initialize(policy=st.sampled_from(sorted(POLICIES)))
+    def choose_policy(self, policy: str) -> None:
+        self.engine.policy = POLICIES[policy]
+
     def living(self) -> list[str]:
         return sorted({flight.request.id for flight in (*self.engine.active, *self.engine.queue)})
 
@@ -203,5 +209,5 @@ class EngineUnderEvents(RuleBasedStateMachine):
                 assert isinstance(events[-1], Finished) and told(events) == want
 
 
-EngineUnderEvents.TestCase.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+EngineUnderEvents.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 TestEngineUnderEvents = EngineUnderEvents.TestCase

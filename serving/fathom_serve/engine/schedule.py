@@ -73,8 +73,7 @@ def shared(ready: Sequence[R], rows: int) -> list[tuple[R, int]]:
     )
     reading = sorted((each for each in ready if each.reading), key=lambda each: each.order)
     kept = min(rows // PROMPT_SHARE, sum(each.left for each in reading))
-    first, later = writing[: rows - kept], writing[rows - kept :]
-    return _fill([*first, *reading, *later], rows)
+    return _fill([*writing[: rows - kept], *reading], rows)
 
 
 def published(ready: Sequence[R], rows: int) -> list[tuple[R, int]]:
