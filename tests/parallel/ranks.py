@@ -25,6 +25,7 @@ from fathom.model.rows import PackedRows, pack_documents
 from fathom.objectives.context import Draw
 from fathom.objectives.pool import decide_step
 from fathom.objectives.root import TrainingRoot
+from fathom.parallel.averaged import AveragedStrategy
 from fathom.parallel.strategy import Strategy, create_strategy
 from fathom.parallel.zero import ZeroStrategy
 from fathom.train.loop import draw_key
@@ -43,6 +44,7 @@ SHAPE = {
     "tie_word_embeddings": True,
 }
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, epsilon=1e-4, clip_norm=0.7, weight_decay=0.5, added_rate_factor=2.0)
+DECAY = 0.7
 BEFORE, AFTER, MICRO_BATCHES, RANKS = 2, 1, 2, 2
 
 
@@ -183,6 +185,17 @@ def main(name: str, rank: int, world: int, folder: Path, saved: list[Path]) -> N
     for preset in METHODS:
         if preset not in UNSHARDED.get(name, set()):
             findings[f"method/{preset}"] = train(make_strategy(name, group, preset), 0, BEFORE)
+    averaged = AveragedStrategy(make_strategy(name, group), DECAY)
+    train(averaged, 0, BEFORE)
+    save(averaged, folder / "averaged")
+    resumed = AveragedStrategy(make_strategy(name, group), DECAY)
+    load(resumed, folder / "averaged", BEFORE)
+    train(resumed, BEFORE, AFTER)
+    train(averaged, BEFORE, AFTER)
+    for each, what in ((averaged, "averaged"), (resumed, "averaged-resumed")):
+        state = each.full_model_state()
+        if rank == 0 and state is not None:
+            save_file(state, folder / f"{what}.safetensors")
     findings["pooled"] = train(make_strategy(name, group), 0, BEFORE, pooled=True)
     (folder / f"findings-{rank}.json").write_text(json.dumps(findings))
     dist.barrier()

@@ -118,6 +118,17 @@ def test_other_methods_learn_as_in_one_process(run: Path, preset: str) -> None:
             assert ours == pytest.approx(theirs, rel=1e-4)
 
 
+def test_the_average_of_weights_is_that_of_one_process_and_resumes_exactly(run: Path) -> None:
+    strategy = ranks.AveragedStrategy(ranks.make_strategy("single", LOCAL), ranks.DECAY)
+    ranks.train(strategy, 0, ranks.BEFORE + ranks.AFTER)
+    ours, resumed = (load_file(run / f"{name}.safetensors") for name in ("averaged", "averaged-resumed"))
+    assert largest_difference(ours, strategy.full_model_state()) < CLOSE
+    assert largest_difference(ours, load_file(run / "final.safetensors")) > 100 * CLOSE
+    assert all(torch.equal(ours[name], resumed[name]) for name in ours)
+    held = [ranks.load_whole(run / "averaged")[f"ema/{name}"] for name in ours]
+    assert not any(whole.isnan().any() for whole in held)
+
+
 def test_labels_of_a_whole_step_are_those_of_one_process(run: Path, reference: dict[str, Any]) -> None:
     """Each step is two passes over its micro-batches, the first without gradient."""
     expected = ranks.train(ranks.make_strategy("single", LOCAL), 0, ranks.BEFORE, pooled=True)

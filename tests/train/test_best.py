@@ -11,7 +11,9 @@ from torch import Tensor
 from fathom.checkpoint.store import CheckpointStore
 from fathom.config.schema import RunConfig
 from fathom.errors import ConfigError
+from fathom.orchestrate.run import run_recipe
 from fathom.storage import files
+from fathom.storage.manifest import read_manifest
 from fathom.train.group import own_process
 from fathom.train.inputs import fetch_inputs
 from fathom.train.place import CHECKPOINTS, Place
@@ -95,6 +97,23 @@ def test_a_metric_that_the_evaluation_does_not_give_is_named(tmp_path: Path) -> 
     cfg = recipe(tmp_path, checkpoint__best_metric="heldout/nll/depth_9")
     with pytest.raises(ConfigError, match="step 2 gave no heldout/nll/depth_9"):
         run(cfg, tmp_path / "a", [])
+
+
+def test_a_run_publishes_the_weights_that_measured_best(tmp_path: Path) -> None:
+    """A real evaluation, at a rate that makes the model worse at first."""
+    cfg = recipe(
+        tmp_path,
+        optimizer__learning_rate=0.5,
+        train__early_stop_evals=1,
+        train__hang_timeout_s=1000.0,
+        objective__pool="step",
+    )
+    result = run_recipe(cfg, folder=tmp_path / "home")
+    assert result.best is not None and result.model_uri is not None
+    assert (result.finished, result.steps, result.best["step"]) == (True, 4, 2)
+    assert result.heldout["trained"]["nll"] == result.best["value"]
+    meta = read_manifest(result.model_uri).meta
+    assert (meta["step"], meta["best"]) == (result.best["step"], result.best)
 
 
 @pytest.mark.parametrize(

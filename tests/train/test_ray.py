@@ -40,6 +40,15 @@ def kill_one_after(store: CheckpointStore, step: int, token_path: str, killed: l
         os.kill(process, signal.SIGKILL)
 
 
+MEASURED = {
+    "train__steps": 30,
+    "train__eval_every_steps": 15,
+    "train__ema_decay": 0.5,
+    "checkpoint__best_metric": "heldout/nll",
+}
+"""Both workers hear what the first one measured of their average."""
+
+
 @pytest.mark.timeout(600)
 def test_a_worker_is_killed_and_the_run_ends_as_if_it_had_not_been(
     tmp_path: Path, ray_cluster: dict[str, str], monkeypatch: pytest.MonkeyPatch
@@ -49,8 +58,8 @@ def test_a_worker_is_killed_and_the_run_ends_as_if_it_had_not_been(
     cfg = tiny_recipe(
         tmp_path,
         parallel={"strategy": "fsdp", "workers": 2, "threads_per_worker": 1},
-        train__steps=30,
         checkpoint__every_steps=3,
+        **MEASURED,
         tracking__register_as="tiny-ray",
     )
     killed: list[int] = []
@@ -63,8 +72,10 @@ def test_a_worker_is_killed_and_the_run_ends_as_if_it_had_not_been(
     assert result.resumed_from >= 3
     assert (result.steps, result.updates) == (30, 30)
     alone = run_recipe(
-        tiny_recipe(tmp_path, train__steps=30, name="alone", storage=str(tmp_path / "alone")), folder=tmp_path / "own"
+        tiny_recipe(tmp_path, name="alone", storage=str(tmp_path / "alone"), **MEASURED), folder=tmp_path / "own"
     )
+    assert result.best is not None and alone.best is not None
+    assert result.best == alone.best | {"value": pytest.approx(alone.best["value"], rel=1e-3)}
     assert result.heldout["trained"]["nll"] == pytest.approx(alone.heldout["trained"]["nll"], rel=1e-3)
     assert result.model_uri is not None
     assert fetch_folder(result.model_uri, tmp_path / "model").digest == result.model_digest

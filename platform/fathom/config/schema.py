@@ -188,6 +188,9 @@ class TrainConfig(Section):
     early_stop_evals: int = Field(
         default=0, ge=0, description="evaluations in a row without a new best before the run ends; 0: never"
     )
+    ema_decay: float | None = Field(
+        default=None, gt=0.0, lt=1.0, description="of an average of the weights that is evaluated and published"
+    )
     hang_timeout_s: float = Field(
         default=0.0, ge=0.0, description="without a step, checkpoint or evaluation before a worker ends; 0: never"
     )

@@ -73,6 +73,7 @@ class First:
             place.work / "spool", tracking_uri, cfg.tracking.experiment, cfg.name, {"method": cfg.method.preset}
         )
         self.heldout: dict[str, HeldoutReport] = {}
+        self.measured: dict[int, HeldoutReport] = {}
 
     def begin(self) -> None:
         """Start tracking and measure what training begins from; an earlier attempt's measurement is reused."""
@@ -106,7 +107,8 @@ class First:
         if self.inputs.heldout is None:
             return {}
         model = with_weights(self.cfg, self.inputs.base, weights)
-        return self._measure(step, model, self.inputs.heldout).metrics()
+        self.measured[step] = self._measure(step, model, self.inputs.heldout)
+        return self.measured[step].metrics()
 
     def _measure(self, step: int, model: LoopedLM, heldout: Prepared) -> HeldoutReport:
         report = measure(self.cfg, model, heldout, self.device)
@@ -120,8 +122,10 @@ class First:
         version: str | None = None
         if outcome.finished and outcome.weights is not None:
             model = with_weights(self.cfg, self.inputs.base, outcome.weights)
+            step = outcome.weights_step
             if self.inputs.heldout is not None:
-                self.heldout["trained"] = self._measure(outcome.weights_step, model, self.inputs.heldout)
+                known = self.measured.get(step)  # not of an earlier attempt
+                self.heldout["trained"] = known or self._measure(step, model, self.inputs.heldout)
             published = self._publish(outcome, model)
         plots = self._plot(outcome)
         name = self.cfg.tracking.register_as

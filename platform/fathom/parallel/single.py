@@ -64,16 +64,17 @@ class SingleStrategy:
     def sum(self, tensor: Tensor) -> Tensor:
         return self.collectives.sum(tensor)
 
+    def parameter_shards(self) -> dict[str, Shard]:
+        return {name: Shard(self.local(p), tuple(p.shape), self.start(p)) for name, p in self.parameters.items()}
+
     def shards(self) -> dict[str, Shard]:
         out = {}
-        for name, parameter in self.parameters.items():
-            shape, start = tuple(parameter.shape), self.start(parameter)
-            values = self.local(parameter)
-            out[f"param/{name}"] = Shard(values, shape, start)
-            state = self.optimizer.state.get(parameter)
+        for name, held in self.parameter_shards().items():
+            out[f"param/{name}"] = held
+            state = self.optimizer.state.get(self.parameters[name])
             for moment in MOMENTS:
-                kept = self.local(state[moment]) if state else torch.zeros_like(values)
-                out[f"{moment}/{name}"] = Shard(kept, shape, start)
+                kept = self.local(state[moment]) if state else torch.zeros_like(held.values)
+                out[f"{moment}/{name}"] = held._replace(values=kept)
         return out
 
     @torch.no_grad()

@@ -76,6 +76,10 @@ class Strategy(Protocol):
         """Element-wise sum over ranks."""
         ...
 
+    def parameter_shards(self) -> dict[str, Shard]:
+        """This rank's ranges of the parameters that learn, by name; values are not copied."""
+        ...
+
     def shards(self) -> dict[str, Shard]:
         """This rank's ranges of parameters and moments by key; values are not copied."""
         ...

@@ -76,20 +76,28 @@ class ZeroStrategy:
         start = min(self.rank * part, parameter.ds_numel)
         return start, min(start + part, parameter.ds_numel)
 
-    def shards(self) -> dict[str, Shard]:
-        from deepspeed.utils import safe_get_local_fp32_param, safe_get_local_optimizer_state
+    def parameter_shards(self) -> dict[str, Shard]:
+        from deepspeed.utils import safe_get_local_fp32_param
 
         out = {}
         for name, parameter in self.parameters.items():
             start, stop = self._span(parameter)
-            shape = tuple(parameter.ds_shape)
             values = safe_get_local_fp32_param(parameter)[: stop - start]
-            out[f"param/{name}"] = Shard(values.detach(), shape, start)
+            out[name] = Shard(values.detach(), tuple(parameter.ds_shape), start)
+        return out
+
+    def shards(self) -> dict[str, Shard]:
+        from deepspeed.utils import safe_get_local_optimizer_state
+
+        out = {}
+        for name, held in self.parameter_shards().items():
+            out[f"param/{name}"] = held
             for moment in MOMENTS:
-                kept = torch.zeros_like(values)
+                kept = torch.zeros_like(held.values)
                 if self.updates:
-                    kept = safe_get_local_optimizer_state(parameter, moment)[: stop - start]
-                out[f"{moment}/{name}"] = Shard(kept.detach(), shape, start)
+                    state = safe_get_local_optimizer_state(self.parameters[name], moment)
+                    kept = state[: held.values.numel()].detach()
+                out[f"{moment}/{name}"] = held._replace(values=kept)
         return out
 
     @torch.no_grad()

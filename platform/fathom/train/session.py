@@ -11,6 +11,7 @@ from fathom.checkpoint.store import CheckpointStore
 from fathom.config.schema import RunConfig
 from fathom.model.folder import is_added, load_model
 from fathom.objectives.root import TrainingRoot
+from fathom.parallel.averaged import AveragedStrategy
 from fathom.parallel.strategy import Strategy, create_strategy
 from fathom.storage import files
 from fathom.train.group import Group
@@ -146,6 +147,8 @@ def build(cfg: RunConfig, inputs: Inputs, group: Group) -> tuple[Strategy, Train
     strategy = create_strategy(
         cfg.parallel.strategy, root, cfg.optimizer, units, group.collectives, group.device, added_parameters(root)
     )
+    if cfg.train.ema_decay is not None:
+        strategy = AveragedStrategy(strategy, cfg.train.ema_decay)
     return strategy, root
 
 
@@ -155,6 +158,6 @@ def added_parameters(root: TrainingRoot) -> set[str]:
 
 
 def model_weights(strategy: Strategy) -> dict[str, Tensor] | None:
-    """Whole parameters by the model's own names, on rank 0."""
+    """Whole parameters, or their average, by the model's own names, on rank 0."""
     state = strategy.full_model_state()
     return state and {name.removeprefix("model."): value for name, value in state.items()}

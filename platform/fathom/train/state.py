@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,8 +117,9 @@ def read_weights(store: CheckpointStore, step: int, weights: dict[str, Tensor], 
     folder.mkdir(parents=True)
     store.fetch(found, folder)
     reader = ShardReader(folder)
-    trained = {key: f"param/model.{key}" for key in weights}
     held = set(reader.keys())
+    kind = "ema" if averaged(held) else "param"
+    trained = {name: f"{kind}/model.{name}" for name in weights}
     read = {name: reader.read_all(key) for name, key in trained.items() if key in held}
     shutil.rmtree(folder)
     return weights | read
@@ -128,5 +130,17 @@ def restore_state(strategy: Strategy, folder: Path, meta: dict[str, Any]) -> Pro
     state = Progressed.from_json(meta["progressed"])
     state.refused_in_a_row = 0
     reader = ShardReader(folder)
-    strategy.load_shards(reader.read, state.updates)
+    has_average = averaged(reader.keys())
+
+    def read(key: str, start: int, stop: int) -> Tensor:
+        # an average that this checkpoint lacks begins here, as the parameters are
+        kept = key if has_average else key.replace("ema/", "param/", 1)
+        return reader.read(kept, start, stop)
+
+    strategy.load_shards(read, state.updates)
     return state
+
+
+def averaged(keys: Iterable[str]) -> bool:
+    """Whether a checkpoint holds an average of its parameters."""
+    return any(key.startswith("ema/") for key in keys)
