@@ -178,6 +178,19 @@ def test_a_quarter_of_the_look_ahead_must_save_time_and_cost_nothing():
     assert judged(0.001, 11.0) == DOES_NOT_HOLD
 
 
+def test_predicted_gains_must_cost_nothing_and_leave_most_look_ahead_out():
+    runs = claim_lookahead.predicted_runs(QUICK)
+
+    def judged(loss: float, share: float) -> str:
+        all_scores = {run.name: [scores(0.3 + loss * (run == runs[-1]))] * 3 for run in runs}
+        fits = {run.name: [Fit(10.0, [], share if run == runs[-1] else 1.0)] * 3 for run in runs}
+        return judge(claim_lookahead.VALUE_HEAD, Results(QUICK, [1, 2, 3], all_scores, fits, [])).verdict
+
+    assert judged(0.001, 0.3) == HOLDS
+    assert judged(0.02, 0.3) == DOES_NOT_HOLD
+    assert judged(0.001, 0.8) == DOES_NOT_HOLD
+
+
 def test_an_option_is_judged_by_its_aim():
     def of(run: Run) -> Scores:
         changed = run.objective or run.embedding_scale

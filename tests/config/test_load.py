@@ -91,6 +91,7 @@ def test_base_of_a_base_is_refused(tmp_path: Path) -> None:
         ("seed.more=1", 'seed is {"more": 1}: should be a valid integer', "correct seed"),
         ("parallel.workers=2", "runs on one worker", ""),
         ("data.context_tokens=99999", "one conversation must fit", ""),
+        ("objective.value_head=0.5", "gains of rows that are not looked ahead", ""),
         ("train.steps=[", "not valid YAML", "syntax"),
     ],
 )

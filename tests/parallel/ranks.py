@@ -48,20 +48,22 @@ DECAY = 0.7
 BEFORE, AFTER, MICRO_BATCHES, RANKS = 2, 1, 2, 2
 
 
-METHODS = ("ouro", "tah", "act", "mor-expert", "mor-token", "huginn-post", "loopus")
-"""Besides TaH2: adapters, gates, routers, drawn depths with truncated backprop, passes without a gradient."""
+METHODS = ("ouro", "tah", "act", "mor-expert", "mor-token", "huginn-post", "loopus", "tah2 with a value head")
+"""Besides TaH2: adapters, gates, routers, drawn depths with truncated backprop, passes without a gradient, a module
+beside the model. The first word is the preset."""
 UNSHARDED = {"zero": {"loopus"}}
 """Refused there (``Objective.alternates_gradient``)."""
 OBJECTIVES = {
     "huginn-post": ObjectiveConfig(mean_depth=2.0, gradient_depths=1),
     "loopus": ObjectiveConfig(supervised_depths=2),
+    "tah2 with a value head": ObjectiveConfig(decider_weight=0.5, lookahead_fraction=0.5, value_head=0.5),
 }
 
 
 def make_root(collectives: Collectives, preset: str = "tah2") -> TrainingRoot:
     """A tiny model that loops, alike wherever it is made; of four layers where some are prelude and coda."""
     shape = SHAPE | ({"num_hidden_layers": 4} if preset in METHODS else {})
-    model = LoopedLM(read_config(shape, "tiny"), make_method(preset, 3))
+    model = LoopedLM(read_config(shape, "tiny"), make_method(preset.split()[0], 3))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

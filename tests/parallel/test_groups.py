@@ -14,7 +14,9 @@ RATE = 1e-2
 
 
 def test_only_matrices_decay_and_added_parts_learn_at_their_own_rate() -> None:
-    root = TrainingRoot(tiny_model("tah2", 2), ObjectiveConfig(decider_weight=1.0))
+    root = TrainingRoot(
+        tiny_model("tah2", 2), ObjectiveConfig(decider_weight=1.0, lookahead_fraction=0.5, value_head=0.5)
+    )
     strategy = create_strategy("single", root, CFG, [], LOCAL, added=added_parameters(root))
     before = {name: parameter.detach().clone() for name, parameter in root.named_parameters()}
     strategy.backward(root(*random_rows([12, 7]))[0] / 10, last=True)
@@ -22,7 +24,7 @@ def test_only_matrices_decay_and_added_parts_learn_at_their_own_rate() -> None:
     strategy.step(RATE, CFG.clip_norm)
     kinds = set()
     for name, parameter in root.named_parameters():
-        added = name.startswith(("model.update.", "model.decider."))
+        added = name.startswith(("model.update.", "model.decider.", "helper."))
         matrix = before[name].dim() == 2
         kinds.add((added, matrix))
         rate = 4.0 * RATE if added else RATE

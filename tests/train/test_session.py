@@ -13,6 +13,7 @@ import torch
 from fathom.checkpoint.store import CheckpointStore
 from fathom.config.schema import RunConfig
 from fathom.errors import FathomError, ResumeRefused
+from fathom.orchestrate.measure import with_weights
 from fathom.parallel.single import SingleStrategy
 from fathom.storage import files
 from fathom.train.group import own_process
@@ -68,6 +69,30 @@ def test_a_run_that_is_killed_three_times_ends_bit_for_bit_as_one_that_is_not(tm
             assert metrics[name] == expected[step][name], f"{name} of step {step}"
     assert resumed.state.history == whole.state.history
     assert [step for step, _ in whole.state.history["nll"]] == list(range(1, 9))
+
+
+def test_a_module_beside_the_model_is_resumed_too_and_is_no_part_of_the_trained_model(
+    tmp_path: Path, place: Place
+) -> None:
+    cfg = tiny_recipe(
+        tmp_path,
+        train__steps=4,
+        checkpoint__every_steps=2,
+        objective__lookahead_fraction=0.5,
+        objective__value_head=0.5,
+        objective__decider_weight=1.0,
+    )
+    undisturbed: list[tuple[int, dict[str, float]]] = []
+    whole = run(cfg, place._replace(uri=str(tmp_path / "other")), log=undisturbed)
+    with pytest.raises(Killed):
+        run(cfg, place, kill_after=3)
+    log: list[tuple[int, dict[str, float]]] = []
+    resumed = run(cfg, place, log=log)
+    assert resumed.started_at == 2 and same(resumed, whole)
+    explained = "value_explained/depth_1"
+    assert [metrics[explained] for _, metrics in log] == [metrics[explained] for _, metrics in undisturbed[2:]]
+    assert resumed.weights is not None and not any("helper" in name for name in resumed.weights)
+    with_weights(cfg, Path(cfg.model.base), resumed.weights)
 
 
 def test_training_lowers_the_loss_and_counts_what_it_saw(tmp_path: Path, place: Place) -> None:

@@ -28,8 +28,9 @@ CLAIMS: list[Claim] = [
     claim_scaling.CLAIM,
     claim_lookahead.CLAIM,
     *claim_options.CLAIMS,
+    claim_lookahead.VALUE_HEAD,
 ]
-ONLY_FULL = frozenset(claim.key for claim in claim_options.CLAIMS)
+ONLY_FULL = frozenset(claim.key for claim in (*claim_options.CLAIMS, claim_lookahead.VALUE_HEAD))
 """Claims that --quick leaves out unless they are named: they want five seeds, and time."""
 
 

@@ -50,10 +50,12 @@ class Fit(NamedTuple):
     Attributes:
         seconds: wall clock of the optimizer steps, evaluation and start excluded.
         curve: (step, training NLL, mean depth) averaged over a twentieth of the run each.
+        looked_ahead: share of the stopped tokens whose gain was measured; 0 for methods that measure none.
     """
 
     seconds: float
     curve: list[tuple[int, float, float]]
+    looked_ahead: float = 0.0
 
 
 def training_rows(task: Task, seed: int, first: int, count: int) -> PackedRows:
@@ -93,13 +95,14 @@ def fit(
         FloatingPointError: the gradient is no longer a number.
     """
     root = TrainingRoot(model, objective, seed=seed)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained = [parameter for parameter in root.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=plan.peak_rate, betas=(0.9, 0.95), weight_decay=0.01)
     device = next(model.parameters()).device
     model.train()
     curve: list[tuple[int, float, float]] = []
     every = max(plan.steps // CURVE_POINTS, 1)
-    summed = torch.zeros(len(root.stat_names), dtype=torch.float64)
+    whole = torch.zeros(len(root.stat_names), dtype=torch.float64)
+    summed = torch.zeros_like(whole)
     started = time.perf_counter()
     for step in range(plan.steps):
         first = plan.first_document + step * plan.documents_per_step
@@ -116,10 +119,11 @@ def fit(
         optimizer.step()
         optimizer.zero_grad()
         summed += stats.cpu()
+        whole += stats.cpu()
         if (step + 1) % every == 0:
             at = summarise(root.stat_names, summed)
             curve.append((step + 1, at["nll"], at["mean_depth"]))
             summed.zero_()
     seconds = time.perf_counter() - started
     model.requires_grad_(True).eval()
-    return Fit(seconds, curve)
+    return Fit(seconds, curve, summarise(root.stat_names, whole).get("lookahead_share", 0.0))

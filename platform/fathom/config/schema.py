@@ -127,6 +127,9 @@ class ObjectiveConfig(Section):
         default="micro_batch", description="rows that share one coverage cut and class balance, over all ranks"
     )
     lookahead_fraction: float = Field(default=1.0, gt=0.0, le=1.0, description="share of stopped rows that is measured")
+    value_head: float | None = Field(
+        default=None, gt=0.0, lt=1.0, description="explained variance from which predictions stand for the rest; off"
+    )
     explore_share: float = Field(default=0.0, ge=0.0, lt=1.0, description="share of stopped rows that go on")
     pass_price_nats: float = Field(default=0.0, ge=0.0, description="gain that a pass must bring to be labelled")
     stop_cost_floor: float = Field(default=0.0, ge=0.0, le=1.0, description="least weight of a decision to stop")
@@ -261,6 +264,11 @@ class RunConfig(Section):
             raise ValueError("model.shape changes a pretrained model's shape: set model.weights to random")
         if not self.data.train:
             raise ValueError("data.train names no source: give a file, a folder, or a list of {source, weight}")
+        if self.objective.value_head is not None and self.objective.lookahead_fraction == 1.0:
+            raise ValueError(
+                "objective.value_head predicts the gains of rows that are not looked ahead: set "
+                "objective.lookahead_fraction below 1"
+            )
         if self.data.context_tokens > self.train.micro_batch_tokens:
             raise ValueError(
                 "data.context_tokens is larger than train.micro_batch_tokens: one conversation must fit in one forward"

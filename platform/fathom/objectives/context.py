@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fathom.config.schema import ObjectiveConfig
 from fathom.model.collectives import Collectives
@@ -31,6 +31,7 @@ class Context(NamedTuple):
 
     Attributes:
         labels: per depth, where they were decided beforehand for the whole step.
+        helper: what ``Objective.helper`` made; None without one.
     """
 
     model: LoopedLM
@@ -41,6 +42,7 @@ class Context(NamedTuple):
     head_chunk_rows: int
     draw: Draw = Draw()
     labels: list[DepthLabels] | None = None
+    helper: nn.Module | None = None
 
 
 class Loss(NamedTuple):
@@ -50,11 +52,13 @@ class Loss(NamedTuple):
         total: scalar with its graph; what is minimised.
         routing: scalar, the part that teaches routing, before its weight.
         labels: of methods that measure gains, per depth.
+        predicted: those gains by a value head, per depth, over the rows of that depth's trace.
     """
 
     total: Tensor
     routing: Tensor
     labels: Sequence[DepthLabels] = ()
+    predicted: Sequence[Tensor] = ()
 
 
 Need = Literal["decider", "plan", "each_depth", "every_row", "labels"]
@@ -68,6 +72,8 @@ class Objective:
         loss: the sum to minimise.
         options: changes how the forward is run, from the draw; default as it is.
         measure: the gains of a forward, from which labels can be decided for a whole step (``objective.pool``).
+        helper: makes a module that learns beside the model and is no part of it, from the run's seed; or None. All its
+            parameters must have a gradient on every rank.
         trains: ``all`` parameters, or the ``decider``'s alone.
         needs: what it looks at: a ``decider`` asked at every depth; a router's ``plan``; a distribution at
             ``each_depth``; ``every_row`` at all depths; depth ``labels`` of the data (``data.label_model``).
@@ -77,6 +83,7 @@ class Objective:
     loss: Callable[[Context], Loss]
     options: Callable[[LoopOptions, LoopedLM, ObjectiveConfig, Draw], LoopOptions] | None = None
     measure: Callable[[Context], list[DepthGains]] | None = None
+    helper: Callable[[LoopedLM, ObjectiveConfig, int], nn.Module | None] | None = None
     trains: str = "all"
     needs: tuple[Need, ...] = ()
     alternates_gradient: bool = False

@@ -1,5 +1,6 @@
 """TaH2's objective: the mixture's likelihood, and decisions that learn from measured gains (methods 1.3, 1.4)."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -8,10 +9,12 @@ from fathom.model.levels import LoopOptions, Trace
 from fathom.model.looped import LoopedLM
 from fathom.objectives.context import Context, Draw, Loss
 from fathom.objectives.labels import DepthLabels, depth_labels
+from fathom.objectives.value_head import predicted_gains, value_error
 
 
 def depth_supervised(context: Context) -> Loss:
-    """-log q of the mixture + alpha_D times the decisions' cost (Eq. 7, 25, 26)."""
+    """-log q of the mixture + alpha_D times the decisions' cost (Eq. 7, 25, 26), and times the value head's, if any."""
+    predicted = predicted_gains(context.helper, context.trace, context.model.method.max_depth)
     labels = context.labels
     if labels is None:
         labels = depth_labels(
@@ -22,11 +25,17 @@ def depth_supervised(context: Context) -> Loss:
             context.collectives,
             context.head_chunk_rows,
             context.draw.key,
+            predicted,
         )
     language = -context.trace.log_prob[context.rows.supervised].sum()
     decisions = decision_loss(context.trace, labels)
     total = language + context.config.decider_weight * decisions
-    return Loss(total, decisions.detach(), labels)
+    if predicted is None:
+        return Loss(total, decisions.detach(), labels)
+    pairs = zip(predicted, labels, strict=True)
+    error = torch.stack([value_error(value[at.measured], at.gain[at.measured]) for value, at in pairs]).sum()
+    total = total + context.config.decider_weight * error
+    return Loss(total, decisions.detach(), labels, [value.detach() for value in predicted])
 
 
 def decision_loss(trace: Trace, labels: list[DepthLabels]) -> Tensor:

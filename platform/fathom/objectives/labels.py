@@ -1,5 +1,6 @@
 """Depth labels and their costs (methods 1.3, 1.4; paper Eq. 5-7, 24-26). Everything here is a constant of the loss."""
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from fathom.model.looped import LoopedLM
 from fathom.model.noise import uniform
 from fathom.model.rows import PackedRows
 from fathom.objectives.lookahead import lookahead_log_prob
+from fathom.objectives.value_head import explained_variance, value_sums
 
 SMALLEST_COST, LARGEST_COST = 1e-6, 1.0
 LOOKAHEAD_SALT = 4
@@ -19,19 +21,21 @@ SMALLEST_BALANCE, LARGEST_BALANCE = 0.02, 50.0
 
 
 class DepthGains(NamedTuple):
-    """What one depth of a forward measured, over the rows of that depth's trace.
+    """What is known of one depth's gains after a forward, over the rows of that depth's trace.
 
     Attributes:
         index: int64 ``[n]``, row numbers in the packed rows.
         supervised: bool ``[n]``, rows that count.
-        measured: bool ``[n]``, rows that were drawn to be measured.
-        stands_for: fp64 ``[n]``, how many rows each of them stands for.
+        known: bool ``[n]``, rows that have a gain if it was asked for, measured or predicted.
+        measured: bool ``[n]``, those of them whose gain is measured.
+        stands_for: fp64 ``[n]``, how many rows each known one stands for.
         gain: fp64 ``[n]``, loss at m minus loss at m+1; 0 where it was not asked for.
         wrong: bool ``[n]``, another token than the target is the likeliest; where ``label_rule`` asks.
     """
 
     index: Tensor
     supervised: Tensor
+    known: Tensor
     measured: Tensor
     stands_for: Tensor
     gain: Tensor
@@ -44,6 +48,7 @@ class DepthLabels(NamedTuple):
     Attributes:
         supervised: bool ``[n]``, rows that count.
         eligible: bool ``[n]``, supervised rows whose label said to continue at every depth before.
+        measured: bool ``[n]``, eligible rows whose gain was measured; that of the others was predicted.
         gain: fp64 ``[n]``, loss at m minus loss at m+1; 0 where not eligible.
         label: bool ``[n]``, continue.
         cost: fp32 ``[n]``, the weight w of the decision.
@@ -53,6 +58,7 @@ class DepthLabels(NamedTuple):
 
     supervised: Tensor
     eligible: Tensor
+    measured: Tensor
     gain: Tensor
     label: Tensor
     cost: Tensor
@@ -87,17 +93,19 @@ def depth_labels(
     collectives: Collectives,
     head_chunk_rows: int,
     key: int = 0,
+    predicted: list[Tensor] | None = None,
 ) -> list[DepthLabels]:
     """Labels for every depth that could have continued, from the current model; they never alter this forward's routes.
 
     The pool of the coverage cut and of the class balance is this micro-batch over all ranks. Where only a share of the
     stopped rows is measured (``lookahead_fraction``), drawn by ``key``, each of them stands for as many as were left
-    out: given the cut and the balance, the loss is unbiased.
+    out: given the cut and the balance, the loss is unbiased. With a value head's gains (``predicted``, by depth) the
+    rows left out have these instead, or are measured too, as long as it does not explain those that were drawn.
     """
     wanted = rows.supervised  # c^(m-1): a token is in the pool of depth m only if its labels so far said continue
     labels = []
     for depth in range(1, min(model.method.max_depth - 1, len(trace.depths)) + 1):
-        gains = depth_gains(model, trace, rows, objective, collectives, head_chunk_rows, key, depth, wanted)
+        gains = depth_gains(model, trace, rows, objective, collectives, head_chunk_rows, key, depth, wanted, predicted)
         labels.append(decide(gains, wanted[gains.index], objective, collectives))
         wanted = torch.zeros_like(wanted).index_put((gains.index,), labels[-1].label)
     return labels
@@ -113,30 +121,40 @@ def depth_gains(
     key: int,
     depth: int,
     wanted: Tensor,
+    predicted: list[Tensor] | None = None,
 ) -> DepthGains:
-    """Measure one depth's gains of the ``wanted`` rows (bool ``[rows]``); the rest as for :func:`depth_labels`."""
+    """One depth's gains of the ``wanted`` rows (bool ``[rows]``); the rest as for :func:`depth_labels`."""
     ran = trace.depths[depth - 1]
-    measured, stands_for = _drawn(ran, rows, objective.lookahead_fraction, key, depth)
-    gain = _gain(model, trace, rows, depth, wanted[ran.index] & measured, collectives, head_chunk_rows)
-    wrong = _is_wrong(ran) if objective.label_rule == "mismatch" else torch.zeros_like(measured)
-    return DepthGains(ran.index, rows.supervised[ran.index], measured, stands_for, gain, wrong)
+    due, gain_of = wanted[ran.index], partial(_gain, model, trace, rows, depth, collectives, head_chunk_rows)
+    drawn, stands_for = _drawn(ran, rows, objective.lookahead_fraction, key, depth)
+    known = measured = drawn
+    gain = gain_of(due & drawn)
+    if predicted is not None:
+        known, stands_for, rest = torch.ones_like(drawn), torch.ones_like(stands_for), due & ~drawn
+        value = predicted[depth - 1].detach()
+        if _is_accurate(value, gain, due & drawn & ~ran.goes_on, objective, collectives):
+            gain = torch.where(rest, value.double(), gain)
+        else:
+            measured, gain = known, gain + gain_of(rest)
+    wrong = _is_wrong(ran) if objective.label_rule == "mismatch" else torch.zeros_like(drawn)
+    return DepthGains(ran.index, rows.supervised[ran.index], known, measured, stands_for, gain, wrong)
 
 
 def decide(gains: DepthGains, due: Tensor, objective: ObjectiveConfig, collectives: Collectives) -> DepthLabels:
     """Cut, labels, costs and class balance of one depth; all ranks' rows that are given are one pool.
 
     Args:
-        gains: measured, of the due rows at least.
+        gains: of the due rows at least.
         due: bool ``[n]``, supervised rows whose label said to continue at every depth before.
         objective: its constants.
         collectives: the ranks.
     """
-    eligible = due & gains.measured
+    eligible = due & gains.known
     gain = torch.where(eligible, gains.gain, torch.zeros_like(gains.gain))
     pool = eligible & (gain > 0)
     weights = collectives.gather(gains.stands_for[pool])
     cut = coverage_cut(collectives.gather(gain[pool]), objective.coverage_rho, weights)
-    supervised = gains.supervised & (gains.measured | ~due)
+    supervised = gains.supervised & (gains.known | ~due)
     # A pass that costs more than it brings is not worth labelling (objective.pass_price_nats; 0 as published).
     least = max(cut or 0.0, objective.pass_price_nats)
     label = eligible & (gain >= least) if cut is not None else torch.zeros_like(eligible)
@@ -145,7 +163,7 @@ def decide(gains: DepthGains, due: Tensor, objective: ObjectiveConfig, collectiv
     counts = torch.where(eligible, gains.stands_for, torch.ones_like(gains.stands_for))
     cost = _cost(gain - least, label, eligible, objective) * counts
     balance = _balance(label, supervised, counts, collectives)
-    return DepthLabels(supervised, eligible, gain, label, cost.float(), balance, least)
+    return DepthLabels(supervised, eligible, eligible & gains.measured, gain, label, cost.float(), balance, least)
 
 
 def _drawn(ran: DepthTrace, rows: PackedRows, fraction: float, key: int, depth: int) -> tuple[Tensor, Tensor]:
@@ -155,6 +173,16 @@ def _drawn(ran: DepthTrace, rows: PackedRows, fraction: float, key: int, depth: 
         return torch.ones_like(ran.goes_on), one
     draw = uniform(key, rows.example[index], rows.positions[index], LOOKAHEAD_SALT, depth, width=1, like=index)[:, 0]
     return ran.goes_on | (draw < fraction), torch.where(ran.goes_on, one, one / fraction)
+
+
+def _is_accurate(
+    predicted: Tensor, gain: Tensor, drawn: Tensor, objective: ObjectiveConfig, collectives: Collectives
+) -> bool:
+    """Whether the value head explains the gains of the stopped rows that were drawn, over all ranks: rows that it has
+    not learned from, and a fair sample of those for which it is to speak."""
+    assert objective.value_head is not None
+    sums = collectives.sum(value_sums(predicted[drawn], gain[drawn]))
+    return explained_variance(sums) >= objective.value_head
 
 
 def _is_wrong(ran: DepthTrace) -> Tensor:
@@ -177,9 +205,9 @@ def _gain(
     trace: Trace,
     rows: PackedRows,
     depth: int,
-    eligible: Tensor,
     collectives: Collectives,
     head_chunk_rows: int,
+    eligible: Tensor,
 ) -> Tensor:
     """log q^(m+1) - log q^(m) of eligible rows, fp64: from the main pass for rows that continued, else look-ahead."""
     ran = trace.depths[depth - 1]

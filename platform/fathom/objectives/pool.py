@@ -16,6 +16,7 @@ from fathom.model.collectives import Collectives
 from fathom.model.rows import PackedRows
 from fathom.objectives.context import Context, Draw
 from fathom.objectives.labels import DepthGains, DepthLabels, decide, depth_gains
+from fathom.objectives.value_head import predicted_gains
 
 
 class Decided(NamedTuple):
@@ -33,6 +34,7 @@ class Decided(NamedTuple):
 def measure_gains(context: Context) -> list[DepthGains]:
     """Per depth, the gains of all rows that any label could make due: which ones it does is not known yet."""
     model, trace, rows = context.model, context.trace, context.rows
+    predicted = predicted_gains(context.helper, trace, model.method.max_depth)
     return [
         depth_gains(
             model,
@@ -44,6 +46,7 @@ def measure_gains(context: Context) -> list[DepthGains]:
             context.draw.key,
             depth,
             rows.supervised,
+            predicted,
         )
         for depth in range(1, min(model.method.max_depth - 1, len(trace.depths)) + 1)
     ]

@@ -17,6 +17,8 @@ from fathom.objectives.table import check_objective
 class TrainingRoot(nn.Module):
     """Main pass, look-ahead, labels and loss in one root forward, so that every sharding strategy sees one.
 
+    What is trained is ``model``, and ``helper`` where the objective has one.
+
     Args:
         model: the looped model. Parameters that the objective does not train lose their ``requires_grad``.
         objective: which, and its constants.
@@ -44,6 +46,8 @@ class TrainingRoot(nn.Module):
         self.model = model
         self.objective = check_objective(model, objective)
         self.config = objective
+        make_helper = self.objective.helper
+        self.helper = None if make_helper is None else make_helper(model, objective, seed)
         self.collectives = collectives
         self.precision = precision
         self.options = LoopOptions(head_chunk_rows, checkpointing, seed=seed)
@@ -92,6 +96,7 @@ class TrainingRoot(nn.Module):
                 options.head_chunk_rows,
                 Draw(*draw),
                 labels,
+                self.helper,
             )
             if measure:
                 assert self.objective.measure is not None, "check_objective refuses objective.pool step otherwise"

@@ -10,8 +10,11 @@ from fathom.model.rows import PackedRows
 from fathom.model.visibility import RowMeta, row_meta, visible_count
 from fathom.objectives.context import Loss
 from fathom.objectives.labels import DepthLabels
+from fathom.objectives.value_head import explained_variance, value_sums
 
 CALIBRATION_BINS = 10
+VALUE_SUMS = ("value_count", "value_gain", "value_square", "value_error")
+"""Of :func:`fathom.objectives.value_head.value_sums`."""
 
 
 def stat_names(max_depth: int) -> list[str]:
@@ -32,6 +35,9 @@ def stat_names(max_depth: int) -> list[str]:
                 "cuts",
                 "compared",
                 "agreed",
+                "lookahead_due",
+                "looked_ahead",
+                *VALUE_SUMS,
             )
         ]
     for kind in ("count", "gain", "probability"):
@@ -76,13 +82,27 @@ def collect(
             values[f"compared/{m}"] = float(decided.shape[0])
             values[f"agreed/{m}"] = float((decided == ran.goes_on).sum())
     for m, at in enumerate(labels, start=1):
-        values[f"eligible/{m}"] = float(at.eligible.sum())
+        gain = at.gain[at.measured]
+        values[f"eligible/{m}"] = float(at.measured.sum())
         values[f"labelled/{m}"] = float(at.label.sum())
-        values[f"gain/{m}"] = float(at.gain.sum())
-        values[f"positive_gain/{m}"] = float(at.gain.clamp_min(0.0).sum())
+        values[f"gain/{m}"] = float(gain.sum())
+        values[f"positive_gain/{m}"] = float(gain.clamp_min(0.0).sum())
         values[f"cut/{m}"], values[f"cuts/{m}"] = at.cut, 1.0
+        values |= _lookahead(trace, rows, loss, m)
     if labels:
         values |= _calibration(trace, labels[0])
+    return values
+
+
+def _lookahead(trace: Trace, rows: PackedRows, loss: Loss, m: int) -> dict[str, float]:
+    """How many of the stopped rows whose gain was wanted were measured, and how well a value head foresaw it."""
+    ran, at = trace.depths[m - 1], loss.labels[m - 1]
+    due = at.eligible | (rows.supervised[ran.index] & ~at.supervised)
+    ahead = at.measured & ~ran.goes_on
+    values = {f"lookahead_due/{m}": float((due & ~ran.goes_on).sum()), f"looked_ahead/{m}": float(ahead.sum())}
+    if loss.predicted:
+        sums = value_sums(loss.predicted[m - 1][ahead], at.gain[ahead]).tolist()
+        values |= {f"{name}/{m}": value for name, value in zip(VALUE_SUMS, sums, strict=True)}
     return values
 
 
@@ -92,12 +112,12 @@ def _calibration(trace: Trace, labels: DepthLabels) -> dict[str, float]:
     if logit is None:
         return {}
     # a model that diverged says NaN, which is no bin; its step will be refused
-    probability = logit.double().sigmoid().nan_to_num()[labels.eligible]
+    probability = logit.double().sigmoid().nan_to_num()[labels.measured]
     place = (probability * CALIBRATION_BINS).long().clamp_max(CALIBRATION_BINS - 1)
     values = {}
     for kind, weights in (
         ("count", torch.ones_like(probability)),
-        ("gain", labels.gain[labels.eligible]),
+        ("gain", labels.gain[labels.measured]),
         ("probability", probability),
     ):
         sums = torch.zeros(CALIBRATION_BINS, dtype=torch.float64, device=place.device).index_add(0, place, weights)
@@ -144,8 +164,15 @@ def summarise(names: list[str], vector: Tensor) -> dict[str, float]:
         mean(f"gain/positive_depth_{m}", at[f"positive_gain/{m}"], at[f"eligible/{m}"])
         mean(f"gain/cut_depth_{m}", at[f"cut/{m}"], at[f"cuts/{m}"])
         mean(f"router_agreement/depth_{m}", at[f"agreed/{m}"], at[f"compared/{m}"])
-    agreed, compared = (sum(at[f"{what}/{m}"] for m in range(1, depths)) for what in ("agreed", "compared"))
-    mean("router_agreement", agreed, compared)
+        mean(f"lookahead_share/depth_{m}", at[f"looked_ahead/{m}"], at[f"lookahead_due/{m}"])
+        if at[f"value_count/{m}"]:
+            sums = torch.tensor([at[f"{name}/{m}"] for name in VALUE_SUMS], dtype=torch.float64)
+            out[f"value_explained/depth_{m}"] = explained_variance(sums)
+    for name, part, whole in (
+        ("router_agreement", "agreed", "compared"),
+        ("lookahead_share", "looked_ahead", "lookahead_due"),
+    ):
+        mean(name, *(sum(at[f"{what}/{m}"] for m in range(1, depths)) for what in (part, whole)))
     return out
 
 

@@ -9,10 +9,13 @@ from fathom.objectives.context import Objective
 from fathom.objectives.depth_draws import capacity_warmup, sampled_depth, supervised_depths
 from fathom.objectives.depth_supervised import depth_supervised, exploration
 from fathom.objectives.pool import measure_gains
+from fathom.objectives.value_head import value_head
 
 OBJECTIVES: dict[str, Objective] = {
     "language_model": Objective(methods.language_model, sampled_depth),
-    "depth_supervised": Objective(depth_supervised, exploration, measure_gains, needs=("decider", "each_depth")),
+    "depth_supervised": Objective(
+        depth_supervised, exploration, measure_gains, value_head, needs=("decider", "each_depth")
+    ),
     "depth_mean": Objective(methods.depth_mean, needs=("each_depth", "every_row")),
     "entropy_regularised": Objective(methods.entropy_regularised, needs=("decider", "each_depth", "every_row")),
     "gate_gain": Objective(methods.gate_gain, trains="decider", needs=("decider", "each_depth", "every_row")),

@@ -50,6 +50,8 @@ class Outcome(NamedTuple):
     stat_names: list[str]
 
 
+MODEL = "model."
+"""Begins the names that the model's parameters have in the root."""
 Evaluate = Callable[[int, dict[str, Tensor]], dict[str, float]]
 """(step, whole weights) to metrics: called on rank 0 every ``train.eval_every_steps``."""
 
@@ -153,11 +155,12 @@ def build(cfg: RunConfig, inputs: Inputs, group: Group) -> tuple[Strategy, Train
 
 
 def added_parameters(root: TrainingRoot) -> set[str]:
-    """Names in the root of the parameters that the base model lacks."""
-    return {name for name, _ in root.named_parameters() if is_added(name.removeprefix("model."))}
+    """Names in the root of the parameters that the base model lacks, those of an objective's helper among them."""
+    names = {name for name, _ in root.named_parameters()}
+    return {name for name in names if not name.startswith(MODEL) or is_added(name.removeprefix(MODEL))}
 
 
 def model_weights(strategy: Strategy) -> dict[str, Tensor] | None:
-    """Whole parameters, or their average, by the model's own names, on rank 0."""
+    """Whole parameters, or their average, by the model's own names, on rank 0; not those of an objective's helper."""
     state = strategy.full_model_state()
-    return state and {name.removeprefix("model."): value for name, value in state.items()}
+    return state and {name.removeprefix(MODEL): value for name, value in state.items() if name.startswith(MODEL)}
