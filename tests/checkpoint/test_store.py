@@ -154,3 +154,12 @@ def test_a_series_of_checkpoints_keeps_its_name_until_it_is_removed(place):
     assert CheckpointStore(place).identity() == name
     files.remove_tree(place)
     assert store.identity() != name
+
+
+def test_a_damaged_pointer_is_passed_over(place, tmp_path, caplog):
+    store = CheckpointStore(place)
+    save(store, 10, tmp_path)
+    files.write_bytes(files.join(store.uri, module.LATEST), b"\xff 1o")
+    with caplog.at_level(logging.WARNING):
+        assert store.steps() == [10] and store.latest().step == 10
+    assert module.LATEST in caplog.text

@@ -85,3 +85,12 @@ def test_an_evaluation_file_that_could_never_match_is_refused(tmp_path: Path) ->
     evaluation = write(tmp_path / "eval.jsonl", ("too short", "to match"))
     with pytest.raises(DataError, match="has 13 words: nothing could match"):
         Overlap(DataConfig(train="unused", decontaminate_against=evaluation))
+
+
+def test_reasoning_and_tool_calls_are_compared_too(tmp_path: Path) -> None:
+    evaluation = write(tmp_path / "eval.jsonl", ("How many?", "She sold 48 of them in all."))
+    overlap = Overlap(DataConfig(train="unused", decontaminate_against=evaluation, decontaminate_words=5))
+    call = {"type": "function", "function": {"name": "note", "arguments": {"text": "she sold 48 of them"}}}
+    assert overlap.touches([{"role": "assistant", "content": "42", "reasoning_content": "So she sold 48 of them."}])
+    assert overlap.touches([{"role": "assistant", "content": "", "tool_calls": [call]}])
+    assert not overlap.touches([{"role": "tool", "content": "She sold 48 of them in all."}])

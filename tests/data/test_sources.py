@@ -71,8 +71,9 @@ def test_a_folder_of_one_split_is_read_in_the_order_of_names(tmp_path: Path) -> 
     (tmp_path / "README.md").write_text("a card")
     assert questions(tmp_path) == ["q1", "q2", "q3"]
     write_parquet(tmp_path / "data" / "test-00000-of-00001.parquet", 8)
-    with pytest.raises(DataError, match="holds several splits: test, train"):
+    with pytest.raises(DataError, match="holds several splits: test, train") as refused:
         questions(tmp_path)
+    assert questions(Path(str(refused.value.remedy).split(": ")[1])) == ["q8"]
     assert questions(tmp_path / "data" / "train-*") == ["q1", "q2", "q3"]
     assert questions(tmp_path / "*" / "test-*.parquet") == ["q8"]
 

@@ -39,10 +39,12 @@ def recipe(folder: Path, **changes: Any) -> RunConfig:
     return tiny_recipe(folder, **(values | changes))
 
 
-def run(cfg: RunConfig, folder: Path, log: list[int], kill_at: int | None = None) -> tuple[Outcome, dict[int, Tensor]]:
+def run(
+    cfg: RunConfig, folder: Path, log: list[int], kill_at: int | None = None, allow: tuple[str, ...] = ()
+) -> tuple[Outcome, dict[int, Tensor]]:
     """Train, evaluations finding what :data:`FOUND` says; also the weights that each of them saw."""
     group = own_process()._replace(device=torch.device("cpu"))
-    place = Place(str(folder / "run"), folder / "work", [])
+    place = Place(str(folder / "run"), folder / "work", list(allow))
     place.work.mkdir(parents=True, exist_ok=True)
     seen: dict[int, Tensor] = {}
 
@@ -51,7 +53,7 @@ def run(cfg: RunConfig, folder: Path, log: list[int], kill_at: int | None = None
             raise Killed
         log.append(step)
         seen[step] = weights["backbone.norm.weight"]
-        return {"heldout/nll": FOUND[step]}
+        return {"heldout/nll": FOUND[step], "heldout/nll/depth_1": FOUND[step] + 5.0}
 
     ignore: Callable[[int, dict[str, float]], None] = lambda step, metrics: None  # noqa: E731
     return train_worker(cfg, fetch_inputs(cfg, group, place.work), place, group, ignore, evaluate), seen
@@ -91,6 +93,16 @@ def test_evaluations_without_a_new_best_end_the_run_also_across_a_kill(tmp_path:
     again, _ = run(cfg, tmp_path / "b", log)  # killed before it published
     assert (again.finished, again.started_at, again.weights_step) == (True, 10, 4)
     assert len(log) == 6
+
+
+@pytest.mark.parametrize(("metric", "published"), [("heldout/nll/depth_1", 8), (None, 10)])
+def test_what_was_best_by_another_metric_is_forgotten(metric: str | None, published: int, tmp_path: Path) -> None:
+    with pytest.raises(Killed):  # the checkpoint of step 5 says that step 4 is best, at 2.0
+        run(recipe(tmp_path, train__steps=10), tmp_path / "a", [], kill_at=6)
+    changed = recipe(tmp_path, train__steps=10, checkpoint__best_metric=metric)
+    outcome, _ = run(changed, tmp_path / "a", [], allow=("checkpoint.best_metric",))
+    assert (outcome.started_at, outcome.weights_step) == (5, published)
+    assert outcome.state.best_value == (None if metric is None else FOUND[8] + 5.0)
 
 
 def test_a_metric_that_the_evaluation_does_not_give_is_named(tmp_path: Path) -> None:

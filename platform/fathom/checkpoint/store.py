@@ -111,9 +111,17 @@ class CheckpointStore:
         found = {int(match[1]) for name in names if (match := STEP_FOLDER.fullmatch(name))}
         latest = files.join(self.uri, LATEST)
         if files.exists(latest):
-            pointed = int(files.read_bytes(latest))
-            found |= {pointed} if files.exists(files.join(self.folder(pointed), MANIFEST)) else set()
+            found |= self._pointed(files.read_bytes(latest))
         return sorted(found, reverse=True)
+
+    def _pointed(self, latest: bytes) -> set[int]:
+        """The step that the pointer names, if complete. It is only a hint: a damaged one is passed over."""
+        try:
+            step = int(latest)
+        except ValueError:
+            log.warning("%s: %s is damaged and passed over", self.uri, LATEST)
+            return set()
+        return {step} if files.exists(files.join(self.folder(step), MANIFEST)) else set()
 
     def committed(self) -> list[Committed]:
         """Complete checkpoints, newest first. A manifest that does not parse is warned of and skipped."""

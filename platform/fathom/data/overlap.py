@@ -1,5 +1,6 @@
 """Which conversations share text with an evaluation file: runs of n words that are in both."""
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -59,9 +60,14 @@ def ngrams(text: str, words: int) -> Iterator[str]:
 
 
 def _texts(messages: list[dict[str, Any]]) -> Iterator[str]:
-    """What users and assistants say."""
+    """What users and assistants say, and what assistants think and ask of tools: all that can be learned."""
     for message in messages:
-        content = message.get("content")
-        if message["role"] not in ("user", "assistant") or not content:
+        if message["role"] not in ("user", "assistant"):
             continue
-        yield content if isinstance(content, str) else " ".join(str(part.get("text", "")) for part in content)
+        content = message.get("content")
+        if content:
+            yield content if isinstance(content, str) else " ".join(str(part.get("text", "")) for part in content)
+        if message.get("reasoning_content"):
+            yield str(message["reasoning_content"])
+        for call in message.get("tool_calls") or ():
+            yield json.dumps(call, ensure_ascii=False)

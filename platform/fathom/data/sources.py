@@ -48,7 +48,9 @@ def source_files(source: str) -> list[str]:
     names = [name for name in names if name.endswith(KINDS)]
     splits = sorted({word for name in names for word in re.split(r"[-_./]", name) if word in SPLIT_NAMES})
     if len(splits) > 1:
-        raise DataError(f"{source}: holds several splits: {', '.join(splits)}", f"give one: {source}/.../{splits[0]}-*")
+        raise DataError(
+            f"{source}: holds several splits: {', '.join(splits)}", f"give one, by a pattern: {folder}/**{splits[0]}*"
+        )
     if not names:
         raise unknown_kind(source)
     return [files.join(folder, name) if folder != "." else name for name in names]

@@ -94,7 +94,7 @@ def train_worker(
     if group.rank == 0:
         store.sweep()
     strategy, root = build(cfg, inputs, group)
-    state = Progressed() if found is None else restore_state(strategy, found.folder, found.meta)
+    state = Progressed() if found is None else restore_state(cfg, strategy, found.folder, found.meta)
     started_at = state.step
 
     def measure(step: int) -> dict[str, float]:

@@ -125,10 +125,16 @@ def read_weights(store: CheckpointStore, step: int, weights: dict[str, Tensor], 
     return weights | read
 
 
-def restore_state(strategy: Strategy, folder: Path, meta: dict[str, Any]) -> Progressed:
-    """Load parameters and moments from a fetched checkpoint; the run's own counters."""
+def restore_state(cfg: RunConfig, strategy: Strategy, folder: Path, meta: dict[str, Any]) -> Progressed:
+    """Load parameters and moments from a fetched checkpoint; the run's own counters.
+
+    What was best by another metric, or on other held-out data, is not the best any more.
+    """
     state = Progressed.from_json(meta["progressed"])
     state.refused_in_a_row = 0
+    changed = changed_keys(meta["config"], config_dict(cfg))
+    if any(key == "checkpoint.best_metric" or key.startswith("data.") for key in changed):
+        state.best_step, state.best_value, state.evals_since_best = 0, None, 0
     reader = ShardReader(folder)
     has_average = averaged(reader.keys())
 
