@@ -42,7 +42,18 @@ def cached(events: dict[str, list]) -> int:
     return sum(each[-1].usage.cached_tokens for each in events.values())
 
 
-NAMES = ["standard", "tah2", "tah2-fixed", "tah", "ouro-adaptive", "huginn", "abbie-d", "mor-token", "act"]
+NAMES = [
+    "standard",
+    "tah2",
+    "tah2-fixed",
+    "tah",
+    "ouro-adaptive",
+    "huginn",
+    "abbie-d",
+    "mor-token",
+    "act",
+    "divergence, coda",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
