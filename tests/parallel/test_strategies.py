@@ -43,7 +43,7 @@ def launch(strategy: str, folder: Path, saved: list[Path]) -> list[dict[str, Any
         with open(folder / f"log-{rank}.txt", "w") as log:
             processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
     try:
-        codes = [process.wait(timeout=180) for process in processes]
+        codes = [process.wait(timeout=280) for process in processes]
     finally:
         for process in processes:
             process.kill()
