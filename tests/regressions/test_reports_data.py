@@ -232,7 +232,7 @@ def uninterrupted(cfg: RunConfig, data: Prepared) -> Watched:
     """A run on one rank that nothing disturbs."""
     whole = Watched()
     whole.attempt(cfg, data)
-    assert whole.finished and list(whole.examples) == list(range(1, cfg.train.steps + 1))
+    assert whole.finished and list(whole.examples) == list(range(1, (cfg.train.steps or 0) + 1))
     return whole
 
 

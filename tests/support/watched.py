@@ -48,7 +48,7 @@ class Watched:
         saved = self.saved
 
         def run(rank: _Rank) -> None:
-            state = Progressed() if saved is None else Progressed.from_json(saved)
+            state = Progressed(total=cfg.train.steps or 0) if saved is None else Progressed.from_json(saved)
 
             def record(step: int, metrics: dict[str, float]) -> None:
                 rank.close(step)
@@ -71,7 +71,7 @@ class Watched:
             thread.start()
         for thread in threads:
             thread.join()
-        self.finished = len(ends) == world and all(state.step == cfg.train.steps for state in ends.values())
+        self.finished = len(ends) == world and all(state.step == state.total for state in ends.values())
         assert self.finished or kill_after is not None, "a rank failed"
         for step in ranks[0].shown:
             assert len({rank.rates[step] for rank in ranks}) == 1

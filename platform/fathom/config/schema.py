@@ -181,7 +181,10 @@ class ScheduleConfig(Section):
 class TrainConfig(Section):
     """How long, how much at once, and in which precision."""
 
-    steps: int = Field(ge=1)
+    steps: int | None = Field(default=None, ge=1, description="optimizer steps of the run; or tokens_per_parameter")
+    tokens_per_parameter: float | None = Field(
+        default=None, gt=0.0, description="instead of steps: tokens of the run over parameters of the model"
+    )
     examples_per_step: int = Field(default=128, ge=1, description="conversations of one optimizer step")
     micro_batch_tokens: int = Field(default=4096, ge=8, description="tokens of one forward, on one worker")
     precision: Literal["fp32", "bf16"] = "bf16"
@@ -254,6 +257,10 @@ class RunConfig(Section):
         if self.parallel.strategy == "single" and self.parallel.workers != 1:
             raise ValueError(
                 "parallel.strategy 'single' runs on one worker: set parallel.workers to 1, or choose fsdp or zero"
+            )
+        if (self.train.steps is None) == (self.train.tokens_per_parameter is None):
+            raise ValueError(
+                "train.steps and train.tokens_per_parameter both say how long a run is: set one, and the other to null"
             )
         depth = self.method.max_depth
         if self.method.preset == "standard" and depth not in (None, 1):

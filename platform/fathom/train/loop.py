@@ -61,7 +61,7 @@ def run_steps(
     state: Progressed,
     hooks: Hooks,
 ) -> bool:
-    """Train from ``state.step`` to the recipe's last step, updating ``state``.
+    """Train from ``state.step`` to ``state.total``, updating ``state``.
 
     Returns:
         True when all steps are done, or evaluations stopped getting better (``train.early_stop_evals``); False when
@@ -70,7 +70,7 @@ def run_steps(
     Raises:
         FathomError: the gradient was not finite :data:`MOST_REFUSED` times in a row; the last good state is committed.
     """
-    total = cfg.train.steps
+    total = state.total
     with Progress(total, state.step, enabled=strategy.rank == 0) as progress:
         if state.step:
             progress.note(f"resumed: {state.step} of {total} steps were done")
@@ -100,7 +100,7 @@ def evaluated(cfg: RunConfig, state: Progressed, hooks: Hooks) -> bool:
     The last step is measured after training, and here too if it may be the best.
     """
     every, metric = cfg.train.eval_every_steps, cfg.checkpoint.best_metric
-    last = state.step == cfg.train.steps
+    last = state.step == state.total
     if not every or (state.step % every and not last) or (last and metric is None):
         return False
     found = hooks.evaluate(state.step)
@@ -131,12 +131,12 @@ def one_step(
     """One optimizer step: all its micro-batches, one division by the step's supervised tokens, one update."""
     begin = time.perf_counter()
     plan = plan_step(cfg, prepared, state.step, strategy.rank, strategy.world)
-    rate = learning_rate(cfg.schedule, cfg.optimizer.learning_rate, state.step, cfg.train.steps)
+    rate = learning_rate(cfg.schedule, cfg.optimizer.learning_rate, state.step, state.total)
     state.step += 1
     if not plan.supervised:
         state.empty_steps += 1
         return {"learning_rate": rate, "steps_empty": float(state.empty_steps)}
-    stats, losses = accumulate(cfg, strategy, prepared, plan, state.step - 1, len(stat_names))
+    stats, losses = accumulate(cfg, strategy, prepared, plan, state, len(stat_names))
     norm = strategy.step(rate, cfg.optimizer.clip_norm)
     stats = strategy.sum(stats)
     found = dict(zip(stat_names, stats.tolist(), strict=True))
@@ -175,15 +175,16 @@ def draw_key(seed: int, step: int, micro_batch: int) -> int:
 
 
 def accumulate(
-    cfg: RunConfig, strategy: Strategy, prepared: Prepared, plan: StepPlan, step: int, width: int
+    cfg: RunConfig, strategy: Strategy, prepared: Prepared, plan: StepPlan, state: Progressed, width: int
 ) -> tuple[Tensor, list[Tensor]]:
-    """Forward and backward of all micro-batches; this rank's summed statistics, and the summed loss of each."""
-    losses = []
+    """Forward and backward of all micro-batches of the step before ``state.step``; this rank's summed statistics, and
+    the summed loss of each."""
+    step, losses = state.step - 1, []
     stats = torch.zeros(width, dtype=torch.float64, device=strategy.device)
     batches = [
         (
             micro_batch_rows(prepared, examples).to(strategy.device),
-            Draw(draw_key(cfg.seed, step, number), step / cfg.train.steps),
+            Draw(draw_key(cfg.seed, step, number), step / state.total),
         )
         for number, examples in enumerate(plan.micro_batches)
     ]

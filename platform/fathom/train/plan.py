@@ -2,8 +2,10 @@
 
 from typing import NamedTuple
 
+import numpy as np
+
 from fathom.config.schema import RunConfig
-from fathom.data.mixture import mixed_examples
+from fathom.data.mixture import epoch_draws, mixed_examples
 from fathom.data.packing import plan_micro_batches
 from fathom.data.prepared import Prepared
 from fathom.data.sampler import step_examples
@@ -44,3 +46,12 @@ def drawn_examples(cfg: RunConfig, prepared: Prepared, step: int) -> list[int]:
         return step_examples(cfg.seed, len(prepared), cfg.train.examples_per_step, step)
     weights = [each.weight for each in cfg.data.train]
     return mixed_examples(cfg.seed, prepared.sizes, weights, cfg.train.examples_per_step, step)
+
+
+def mean_tokens(cfg: RunConfig, prepared: Prepared) -> float:
+    """Tokens of a conversation as steps draw them, on average over an epoch; prompts too."""
+    if isinstance(cfg.data.train, str):
+        return float(prepared.lengths.mean())
+    draws = epoch_draws(prepared.sizes, [each.weight for each in cfg.data.train])
+    means = [part.mean() for part in np.split(prepared.lengths, np.cumsum(prepared.sizes)[:-1])]
+    return float(np.average(means, weights=draws))

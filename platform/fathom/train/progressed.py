@@ -13,6 +13,7 @@ class Progressed:
     """Counters and curves.
 
     Attributes:
+        total: optimizer steps of the whole run.
         step: optimizer steps done, skipped ones included; the next step's number.
         updates: optimizer steps applied.
         empty_steps: steps without a supervised token, skipped.
@@ -28,6 +29,7 @@ class Progressed:
         evals_since_best: evaluations after it.
     """
 
+    total: int = 0
     step: int = 0
     updates: int = 0
     empty_steps: int = 0

@@ -1,6 +1,7 @@
 """One worker's training, from inputs to the trained weights: convert, shard, resume, loop, gather."""
 
 import os
+import sys
 from collections.abc import Callable
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -17,6 +18,7 @@ from fathom.storage import files
 from fathom.train.group import Group
 from fathom.train.inputs import Inputs
 from fathom.train.kept import store_kept
+from fathom.train.length import run_length
 from fathom.train.loop import Hooks, run_steps
 from fathom.train.place import CHECKPOINTS, REFUSED, Place, stop_requests
 from fathom.train.profiling import profiler
@@ -95,6 +97,9 @@ def train_worker(
         store.sweep()
     strategy, root = build(cfg, inputs, group)
     state = Progressed() if found is None else restore_state(cfg, strategy, found.folder, found.meta)
+    state.total = run_length(cfg, inputs, found and found.meta)
+    if group.rank == 0 and cfg.train.tokens_per_parameter is not None:
+        print(f"{cfg.train.tokens_per_parameter:g} tokens per parameter: {state.total:,} steps", file=sys.stderr)
     started_at = state.step
 
     def measure(step: int) -> dict[str, float]:
