@@ -72,6 +72,51 @@ def test_labels_are_what_the_reference_gets_wrong(
     assert data.labelled and data.counts["deep_tokens"] == sum(depth == 2 for depths in want for depth in depths)
 
 
+def losses_by_transformers(base: Path, data: Prepared, numbers: range) -> list[tuple[float, int, int]]:
+    """(-log q of the target, document, place) of every supervised row."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    found = []
+    for number in numbers:
+        ids, mask = data.document(number)
+        with torch.no_grad():
+            log_q = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        found += [(-float(log_q[p, ids[p + 1]]), number, p) for p in range(len(ids) - 1) if mask[p + 1]]
+    return found
+
+
+def test_labels_for_more_depths_are_quantiles_of_the_loss(
+    base: Path, config: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Methods 2.3: of each shard's tokens the easiest 70 % at depth 1, the hardest 10 % at depth 3."""
+    monkeypatch.setattr(shards, "SHARD_ROWS", 7)
+    monkeypatch.setattr(oracle, "FORWARD_TOKENS", 90)
+    config = config.model_copy(update={"label_shares": (0.7, 0.2, 0.1)})
+    data = prepare(config, "train", renderer(base), tmp_path / "out")
+    asked = [data.oracle(number) for number in range(len(data))]
+    deep = 0
+    for shard in (range(7), range(7, 12)):
+        ranked = sorted(losses_by_transformers(base, data, shard))
+        ends = [round(0.7 * len(ranked)), round((0.7 + 0.2) * len(ranked)), len(ranked)]
+        for rank, (_, number, place) in enumerate(ranked):
+            assert asked[number][place] == next(m for m, end in enumerate(ends, start=1) if rank < end)
+        deep += len(ranked) - ends[0]
+    assert data.counts["deep_tokens"] == deep == sum(depth > 1 for depths in asked for depth in depths)
+    with pytest.raises(DataError, match="other label_shares"):
+        prepare(config.model_copy(update={"label_shares": (0.5, 0.5)}), "train", renderer(base), tmp_path / "out")
+
+
+def test_quantiles_by_hand() -> None:
+    nan = float("nan")
+    assert oracle.quantile_depths([[nan, 3.0, 1.0], [2.0, nan], [0.0]], (0.5, 0.25, 0.25)) == [[1, 3, 1], [2, 1], [1]]
+    assert oracle.quantile_depths([[1.0, 1.0, 1.0, 1.0]], (0.5, 0.5)) == [[1, 1, 2, 2]], "the earlier is the easier"
+    assert oracle.quantile_depths([[nan], [nan]], (0.5, 0.5)) == [[1], [1]]
+    many = np.random.default_rng(0).permutation(1000) / 10
+    found = np.array(oracle.quantile_depths([many[:400].tolist(), many[400:].tolist()], (0.88, 0.06, 0.06))[1])
+    assert np.array_equal(found, 1 + (many[400:] >= 88.0) + (many[400:] >= 94.0))
+
+
 def test_a_reference_that_is_right_asks_for_no_depth(base: Path, config: DataConfig, tmp_path: Path) -> None:
     """The labels follow the targets: with the model's own predictions as targets nothing goes deeper."""
     reference = oracle.ReferenceModel(str(base), load_tokenizer(base))
@@ -161,6 +206,20 @@ def test_a_method_that_needs_labels_says_so_before_anything_starts(preset: str, 
         check_sources(tiny_recipe(tmp_path, **changes))
     check_sources(tiny_recipe(tmp_path, data__label_model=str(tmp_path / "base"), **changes))
     check_sources(tiny_recipe(tmp_path))
+
+
+def test_labels_and_method_have_the_same_depths(tmp_path: Path) -> None:
+    labelled = {"method__preset": "tah", "data__label_model": str(tmp_path / "base")}
+    thirds = {"data__label_shares": [0.88, 0.06, 0.06]}
+    check_sources(tiny_recipe(tmp_path, **labelled, **thirds, method__max_depth=3))
+    for changes in ({**thirds, "method__max_depth": 2}, {"method__max_depth": 3}):
+        with pytest.raises(ConfigError, match=r"method\.max_depth is ., and the depth labels of the data go to"):
+            check_sources(tiny_recipe(tmp_path, **labelled, **changes))
+    for shares, said in (([1.0], "two or more"), ([0.5, 0.6], "sum 1"), ([1.2, -0.2], "above 0")):
+        with pytest.raises(ConfigError, match=said):
+            tiny_recipe(tmp_path, **labelled, data__label_shares=shares)
+    with pytest.raises(ConfigError, match="set that too"):
+        tiny_recipe(tmp_path, **thirds)
 
 
 def test_the_command_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

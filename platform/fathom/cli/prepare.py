@@ -66,7 +66,7 @@ def summary(split: str, data: "Prepared") -> str:
         lines.append(f"  {each['source']}: {each['documents']:,} conversations, {each['tokens']:,} tokens")
     if data.labelled:
         share = counts["deep_tokens"] / counts["supervised_tokens"]
-        lines.append(f"  labelled: {counts['deep_tokens']:,} tokens go to depth 2 ({share:.1%} of the supervised ones)")
+        lines.append(f"  labelled: {counts['deep_tokens']:,} tokens go deeper ({share:.1%} of the supervised ones)")
     if counts["dropped"]:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts["dropped"].items())
         lost = counts["dropped_supervised_tokens"]

@@ -98,6 +98,9 @@ class DataConfig(Section):
     label_model: str | None = Field(
         default=None, description="model whose mistakes in the training data say how deep a token goes (TaH)"
     )
+    label_shares: Annotated[tuple[float, ...], LISTED] | None = Field(
+        default=None, description="shares of depths 1 to M in those labels, by quantile of the loss; none: wrong or not"
+    )
     decontaminate_against: str | None = Field(
         default=None, description="evaluation file; training conversations that share text with it are dropped"
     )
@@ -276,6 +279,11 @@ class RunConfig(Section):
                 "objective.value_head predicts the gains of rows that are not looked ahead: set "
                 "objective.lookahead_fraction below 1"
             )
+        shares = self.data.label_shares
+        if shares is not None and (len(shares) < 2 or min(shares) <= 0.0 or abs(sum(shares) - 1.0) > 1e-6):
+            raise ValueError("data.label_shares are the shares of depths 1 to M: two or more, above 0, with the sum 1")
+        if shares is not None and self.data.label_model is None:
+            raise ValueError("data.label_shares are of the labels of data.label_model: set that too")
         if self.data.context_tokens > self.train.micro_batch_tokens:
             raise ValueError(
                 "data.context_tokens is larger than train.micro_batch_tokens: one conversation must fit in one forward"

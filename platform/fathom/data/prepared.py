@@ -169,6 +169,8 @@ def _made_from(
     }
     if reference is not None:
         made_from["label_model_sha256"] = reference.digest
+        if cfg.label_shares is not None:
+            made_from["label_shares"] = list(cfg.label_shares)
     if split == "train" and cfg.decontaminate_against:
         made_from["decontaminate_sha256"] = source_sha256(cfg.decontaminate_against)
         made_from["decontaminate_words"] = cfg.decontaminate_words

@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from fathom.config.schema import DataConfig
-from fathom.data.oracle import ReferenceModel, forwards
+from fathom.data.oracle import ReferenceModel, forwards, quantile_depths
 from fathom.data.overlap import Overlap
 from fathom.data.records import Conversation, Dropped, read_conversations
 from fathom.data.template import Rendered, Renderer
@@ -82,7 +82,7 @@ class PartWriter:
         counts: Counter[str] = Counter()
         dropped: Counter[str] = Counter()
         longest = 0
-        shards = _Shards(self.folder, task.number, self.reference)
+        shards = _Shards(self.folder, task.number, self.reference, self.cfg.label_shares)
         rows = read_conversations(task.file, self.cfg, task.limit)
         for row in with_progress(rows, f"preparing {task.file.rpartition('/')[2]}"):
             counts["rows"] += 1
@@ -117,11 +117,15 @@ class PartWriter:
 
 
 class _Shards:
-    """Gathers a file's documents and writes them to numbered shards, labelled if there is a reference model."""
+    """Gathers a file's documents and writes them to numbered shards, labelled if there is a reference model: with what
+    it gets wrong, or with so large ``shares`` of depths 1 to M by quantile of a shard's losses."""
 
-    def __init__(self, folder: Path, number: int, reference: ReferenceModel | None) -> None:
+    def __init__(
+        self, folder: Path, number: int, reference: ReferenceModel | None, shares: Sequence[float] | None
+    ) -> None:
         self.prefix = folder / f"shard-{number:05d}"
         self.reference = reference
+        self.shares = shares
         self.schema = SCHEMA if reference is None else SCHEMA.append(ORACLE)
         self.digests: dict[str, str] = {}
         self.deep = 0
@@ -154,10 +158,13 @@ class _Shards:
     def _label(self, reference: ReferenceModel) -> None:
         both = zip(self.columns["ids"], self.columns["supervised"], strict=True)
         documents = [(ids.tolist(), supervised.tolist()) for ids, supervised in both]
-        for part in with_progress(forwards(documents), "labelling"):
-            for depths in reference.depths(part):
-                self.columns[ORACLE.name].append(depths)
-                self.deep += sum(depth > 1 for depth in depths)
+        parts = with_progress(forwards(documents), "labelling")
+        if self.shares is None:
+            found = [depths for part in parts for depths in reference.depths(part)]
+        else:
+            found = quantile_depths([losses for part in parts for losses in reference.losses(part)], self.shares)
+        self.columns[ORACLE.name] = found
+        self.deep += sum(depth > 1 for depths in found for depth in depths)
 
 
 def with_progress(rows: Iterator[Any], what: str) -> Iterator[Any]:

@@ -63,13 +63,23 @@ def fetch_inputs(cfg: RunConfig, group: Group, work: Path) -> Inputs:
 
 
 def require_labels(cfg: RunConfig) -> None:
-    """Raise ConfigError if the method learns from depth labels and the recipe names no model that makes them."""
+    """Raise ConfigError if the method learns from depth labels and the recipe names no model that makes them, or they
+    would ask for other depths than the method has."""
     method = method_of(cfg.method)
     routed = (method.training_routing or method.routing) == "oracle"
-    if (routed or "labels" in objective_of(method, cfg.objective).needs) and cfg.data.label_model is None:
+    if not routed and "labels" not in objective_of(method, cfg.objective).needs:
+        return
+    if cfg.data.label_model is None:
         raise ConfigError(
             f"method.preset {cfg.method.preset!r} learns from depth labels, and data.label_model is not set",
             "set data.label_model to a model with the base's tokenizer, for example the base itself",
+        )
+    labelled = 2 if cfg.data.label_shares is None else len(cfg.data.label_shares)
+    if method.max_depth != labelled:
+        raise ConfigError(
+            f"method.max_depth is {method.max_depth}, and the depth labels of the data go to {labelled}",
+            f"set data.label_shares to the shares of depths 1 to {method.max_depth} (published for three: 0.88, 0.06, "
+            f"0.06), or method.max_depth to {labelled}",
         )
 
 
