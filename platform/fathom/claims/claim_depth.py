@@ -70,8 +70,8 @@ def judge(results: Results) -> Findings:
                 f"{len(gains) - len(known)} of {len(gains)} seeds have fewer than {FEW} tokens with {words}."
             )
     for run, (hard, easy) in ELSEWHERE.items():
-        if run.name in results.scores:
-            depths = [score.depth_by_kind for score in results.scores[run.name]]
+        depths = [score.depth_by_kind for score in results.scores.get(run.name, [])]
+        if depths and all({hard, easy} <= kinds.keys() for kinds in depths):  # a text may lack a kind
             words = f"{run.name}: depth of a {hard} minus depth of a {easy}"
             comparisons.append(
                 compare(words, [kinds[hard] - kinds[easy] for kinds in depths], Claimed(above=0.0), decisive=False)

@@ -49,10 +49,10 @@ class Scores:
 
     Attributes:
         nll: mean over supervised tokens, at the readout.
-        hard_nll: over the hard tokens alone.
+        hard_nll: over the hard tokens alone; NaN where a text has none.
         accuracy: share of hard tokens whose most probable answer is right; NaN for text.
         mean_depth: executed by rows that predict supervised tokens.
-        hard_depth: by those that predict hard ones.
+        hard_depth: by those that predict hard ones; likewise.
         prompt_depth: by the other rows, which nobody supervises; 0 where there are none.
         flops_per_token: mean decode FLOPs of a generated token by the depths that were executed, prefill excluded.
         depth_by_kind, nll_by_kind: means by kind of the predicted token.
@@ -107,7 +107,7 @@ def score(model: LoopedLM, task: Task, documents: HeldoutDocuments, routes: Sequ
             generated += tokens
     grouped = group_by_kind(kinds, depths, losses)
     hard_kinds = [row for row in grouped.kinds if task.is_hard(row.kind)]
-    hard_tokens = sum(row.tokens for row in hard_kinds)
+    hard_tokens = sum(row.tokens for row in hard_kinds) or float("nan")
     return Scores(
         nll=sum(losses) / len(losses),
         hard_nll=sum(row.nll * row.tokens for row in hard_kinds) / hard_tokens,

@@ -42,6 +42,7 @@ def claims(
 
     chosen = choose(only or [], quick)
     budget = make_budget(quick, data, device, scale, seeds)
+    refuse_unwritable(out)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="fathom-claims-") as work:
         results = run_claims(budget, chosen, Path(work), lambda line: print(line, file=sys.stderr, flush=True))
@@ -83,6 +84,21 @@ def make_budget(quick: bool, data: Path | None, device: str, scale: int, seeds: 
     budget = replace(budget, device=device, source=source, seeds=seeds or budget.seeds)
     assert budget.tasks  # made here, so that a text that is too short is refused before anything is trained
     return budget
+
+
+def refuse_unwritable(out: Path) -> None:
+    """Make the report's folder, before an hour of training whose numbers would have no place.
+
+    Raises:
+        StorageError: it is a file, or nobody may write there.
+    """
+    import tempfile
+
+    from fathom.storage.local import refusals
+
+    with refusals(str(out)):
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
 
 
 def describe(budget: "Budget", data: Path | None, seconds: float) -> dict[str, str | int | float]:
