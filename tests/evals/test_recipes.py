@@ -83,7 +83,10 @@ def test_recipes_from_scratch(path: Path) -> None:
     with torch.device("meta"):
         model = LoopedLM(shape_of(config), method_of(config.method))
     base = sum(value.numel() for name, value in model.named_parameters() if name.startswith(("table.", "backbone.")))
-    assert model.config.tied and base == SCRATCH_PARAMETERS
+    second_norms = 0 if model.config.sandwich_norm == "none" else 9 * 2 * 192
+    assert model.config.tied and base == SCRATCH_PARAMETERS + second_norms
+    as_published = {"huginn-scratch": ("sum", True), "ouro-scratch": ("output", False)}.get(path.stem, ("none", False))
+    assert (model.config.sandwich_norm, model.config.embedding_scale) == as_published
 
 
 ABLATIONS = {

@@ -27,7 +27,7 @@ def config_of(name: str, **changes: Any) -> MethodConfig:
     return MethodConfig(preset=name, max_depth=1 if name == "standard" else DEPTHS, **changes)
 
 
-def scratch(**shape: int | float | bool) -> ModelConfig:
+def scratch(**shape: int | float | bool | str) -> ModelConfig:
     return ModelConfig(base="unused", weights="random", shape=shape)
 
 

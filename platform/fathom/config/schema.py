@@ -29,8 +29,10 @@ class ModelConfig(Section):
     weights: Literal["pretrained", "random"] = Field(
         default="pretrained", description="random: only the base model's shape and tokenizer; training from scratch"
     )
-    shape: dict[str, int | float | bool] = Field(
-        default={}, description="values of the base's config.json to change, with random weights"
+    shape: dict[str, int | float | bool | str] = Field(
+        default={},
+        description="values of the base's config.json to change, with random weights; also sandwich_norm (output or "
+        "sum) and embedding_scale (true), which only Fathom knows",
     )
 
 

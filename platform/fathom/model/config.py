@@ -1,4 +1,4 @@
-"""The shape of a pretrained decoder, read from a Hugging Face ``config.json``."""
+"""The shape of a decoder, read from a Hugging Face ``config.json``, in which two values may be Fathom's own."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +9,13 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3")
 # Scalings whose frequencies do not depend on the length of the input.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+SANDWICHES = ("none", "output", "sum")
+"""A second norm behind attention and MLP: of their output, RN(f(RN x)) + x (Ouro, methods 3.1), or of the sum,
+RN(f(RN x) + x) (Huginn, methods 4.1)."""
+OWN_VALUES = {"sandwich_norm": "none", "embedding_scale": False}
+"""Of ``config.json``, with what every pretrained model has; ``embedding_scale`` is Huginn's sqrt(d)."""
+OWN_TYPE = "fathom-"
+"""Begins the ``model_type`` of a model with other values: transformers refuses it instead of leaving them out."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,8 @@ class BackboneConfig:
     qk_norm: bool
     rope: dict[str, Any]
     max_positions: int
+    sandwich_norm: str
+    embedding_scale: bool
     source: dict[str, Any]
 
 
@@ -40,7 +49,7 @@ def read_config(source: dict[str, Any], where: str) -> BackboneConfig:
         ModelError: an architecture, rotary scaling or layer variant that is not supported, or a size is missing; names
         it and ``where``.
     """
-    kind = source.get("model_type")
+    kind = str(source.get("model_type")).removeprefix(OWN_TYPE)
     if "auto_map" in source:
         raise ModelError(
             f"{where}: config.json asks for code of the model's own repository (auto_map)",
@@ -81,8 +90,31 @@ def read_config(source: dict[str, Any], where: str) -> BackboneConfig:
         qk_norm=kind == "qwen3",
         rope=rope,
         max_positions=source.get("max_position_embeddings", 2048),
+        sandwich_norm=_sandwich(source, where),
+        embedding_scale=bool(source.get("embedding_scale", False)),
         source=source,
     )
+
+
+def with_own_type(source: dict[str, Any]) -> dict[str, Any]:
+    """The same dictionary, under a ``model_type`` that transformers refuses if it has values of Fathom's own."""
+    own = any(source.get(key, usual) != usual for key, usual in OWN_VALUES.items())
+    if own == is_own(source):
+        return source
+    kind = str(source.get("model_type")).removeprefix(OWN_TYPE)
+    return source | {"model_type": OWN_TYPE + kind if own else kind}
+
+
+def is_own(source: dict[str, Any]) -> bool:
+    """Whether only Fathom can run the model of this ``config.json``, also without what a method adds."""
+    return str(source.get("model_type")).startswith(OWN_TYPE)
+
+
+def _sandwich(source: dict[str, Any], where: str) -> str:
+    found = source.get("sandwich_norm", "none")
+    if found not in SANDWICHES:
+        raise ModelError(f"{where}: unknown sandwich_norm {found!r}", f"use one of: {', '.join(SANDWICHES)}")
+    return found
 
 
 def _rope(source: dict[str, Any], where: str) -> dict[str, Any]:

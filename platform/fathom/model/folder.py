@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fathom.config.schema import MethodConfig, ModelConfig
 from fathom.errors import ModelError
-from fathom.model.config import BackboneConfig, read_config
+from fathom.model.config import BackboneConfig, is_own, read_config
 from fathom.model.initial import changed_shape, match_embedding, reset_base
 from fathom.model.looped import LoopedLM
 from fathom.model.methods import Method, make_method, method_from_dict, method_of, method_to_dict
@@ -136,7 +136,7 @@ def save_model(
         for file in base_folder.glob(pattern):
             if file.resolve().parent != folder.resolve():
                 shutil.copyfile(file, folder / file.name)
-    (folder / "README.md").write_text(model_card(model.method, model.config.architecture))
+    (folder / "README.md").write_text(model_card(model.method, model.config))
 
 
 def load_tokenizer(folder: str | Path) -> Any:
@@ -153,16 +153,20 @@ def load_tokenizer(folder: str | Path) -> Any:
         ) from error
 
 
-def model_card(method: Method, architecture: str) -> str:
+def model_card(method: Method, config: BackboneConfig) -> str:
     """README of a model folder."""
+    architecture = config.architecture
+    own = is_own(config.source)
     if method.name == "standard":
-        return f"# {architecture} model\n\nPlain decoder, written by Fathom. `transformers` loads it.\n"
+        loads = "`transformers` has no such layers and refuses it." if own else "`transformers` loads it."
+        return f"# {architecture} model\n\nPlain decoder, written by Fathom. {loads}\n"
+    loads = "refuses this folder, whose layers it lacks" if own else "loads the base part"
     return (
         f"# Looped {architecture} model\n\n"
         f"Method `{method.name}`: up to {method.max_depth} passes of the looped layers (span {method.span}); routing\n"
         f"`{method.routing}` with threshold {method.threshold}, readout `{method.readout}`. Written by Fathom;\n"
         "`fathom deploy` serves it.\n\n"
-        "`transformers` loads the base part; tensors named `fathom.*` belong to the added parts.\n"
+        f"`transformers` {loads}; tensors named `fathom.*` belong to the added parts.\n"
     )
 
 

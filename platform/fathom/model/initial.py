@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fathom.errors import ConfigError, nearest
+from fathom.model.config import OWN_VALUES, with_own_type
 from fathom.model.layers import RMSNorm
 from fathom.model.looped import LoopedLM
 from fathom.model.updater import Updater
@@ -46,12 +47,12 @@ def match_embedding(model: LoopedLM) -> None:
             "leave method.updater_scale out",
         )
     with torch.no_grad():
-        scale = model.table.embedding.float().square().mean().sqrt()
+        scale = model.table.scale * model.table.embedding.float().square().mean().sqrt()
         nn.init.constant_(model.update.norm_out.weight, float(scale))
 
 
 def changed_shape(
-    source: dict[str, Any], shape: Mapping[str, int | float | bool], keep: Sequence[int] | None
+    source: dict[str, Any], shape: Mapping[str, int | float | bool | str], keep: Sequence[int] | None
 ) -> dict[str, Any]:
     """A ``config.json`` dictionary with other sizes (from scratch), or of which only some layers remain (retrofit,
     methods 6.1).
@@ -61,10 +62,10 @@ def changed_shape(
             order.
     """
     for key in shape:
-        if key not in {*source, *OPTIONAL_SIZES}:
-            sizes = sorted(name for name, value in source.items() if isinstance(value, int | float))
+        if key not in {*source, *OPTIONAL_SIZES, *OWN_VALUES}:
+            sizes = sorted({*OWN_VALUES, *(name for name, value in source.items() if isinstance(value, int | float))})
             raise ConfigError(f"model.shape.{key}: the base model's config.json has no such value", nearest(key, sizes))
-    changed: dict[str, Any] = dict(source) | dict(shape)
+    changed = with_own_type(dict(source) | dict(shape))
     kinds, layers = changed.get("layer_types"), changed.get("num_hidden_layers", 0)
     if isinstance(kinds, list) and kinds and len(kinds) != layers:
         changed["layer_types"] = [kinds[number % len(kinds)] for number in range(layers)]

@@ -77,7 +77,7 @@ class SelfAttention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and SwiGLU: a pure function of rows and streams."""
+    """Pre-norm attention and SwiGLU, with a second norm behind each if asked: a pure function of rows and streams."""
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
@@ -85,14 +85,22 @@ class DecoderLayer(nn.Module):
         self.self_attn = SelfAttention(config)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = SwiGLU(config.hidden_size, config.ffn_width)
+        self.of_sum, second = config.sandwich_norm == "sum", config.sandwich_norm != "none"
+        self.input_layernorm_2 = RMSNorm(config.hidden_size, config.norm_eps) if second else None
+        self.post_attention_layernorm_2 = RMSNorm(config.hidden_size, config.norm_eps) if second else None
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, view: StreamView, layer: int, adapter: Adapter = unadapted
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rows ``[n, d]`` in; rows out, and the keys and values ``[n, kv_heads, width]`` they made."""
         mixed, k, v = self.self_attn(self.input_layernorm(x), cos, sin, view, layer, adapter)
-        x = x + mixed
-        return x + self.mlp(self.post_attention_layernorm(x), adapter), k, v
+        x = self._add(x, mixed, self.input_layernorm_2)
+        return self._add(x, self.mlp(self.post_attention_layernorm(x), adapter), self.post_attention_layernorm_2), k, v
+
+    def _add(self, x: Tensor, out: Tensor, norm: RMSNorm | None) -> Tensor:
+        if norm is None:
+            return x + out
+        return norm(x + out) if self.of_sum else x + norm(out)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ class LoopedLM(nn.Module):
         self.readout = find_part(READOUTS, method.readout, "readout")
         self.routing: Routing = find_part(ROUTINGS, method.routing, "routing")
         self.training_routing: Routing = find_part(ROUTINGS, method.training_routing or method.routing, "routing")
-        self.table = TokenTable(config.vocab_size, d, config.tied)
+        self.table = TokenTable(config.vocab_size, d, config.tied, d**0.5 if config.embedding_scale else 1.0)
         self.backbone = Backbone(config, span)
         self.update: Update = find_part(UPDATES, method.update, "update")(d)
         self.decider: DecidingHead | None = None
@@ -129,7 +129,7 @@ class LoopedLM(nn.Module):
         noise = None
         if self.update.draws_state:
             draws = uniform(keys.seed, keys.example, keys.position, STATE_SALT, width=e.shape[1], like=ids)
-            noise = truncated_normal(draws)
+            noise = truncated_normal(draws) * self.table.scale  # as wide as the embeddings (methods 4.1)
         u = self.update.start(z, noise)
         plan = None if self.decider is None else self.decider.plan(u)
         mass = torch.ones(ids.shape, dtype=_wide(e), device=e.device)

@@ -47,11 +47,13 @@ class Comparison(NamedTuple):
 class TokenTable(nn.Module):
     """Token embeddings and output head, tied or not.
 
-    It is called for both, so that a sharded, tied weight is gathered whichever way it is used.
+    It is called for both, so that a sharded, tied weight is gathered whichever way it is used. What it embeds, it
+    multiplies by ``scale``.
     """
 
-    def __init__(self, vocab_size: int, width: int, tied: bool) -> None:
+    def __init__(self, vocab_size: int, width: int, tied: bool, scale: float = 1.0) -> None:
         super().__init__()
+        self.scale = scale
         self.embedding = nn.Parameter(torch.empty(vocab_size, width))
         self.head = None if tied else nn.Parameter(torch.empty(vocab_size, width))
 
@@ -69,16 +71,21 @@ class TokenTable(nn.Module):
         """Embed ``ids`` to ``[rows, d]``; or read out ``head``: the arguments of :func:`read_out` without the
         weight; or ``mix`` embeddings: ids and weights, both ``[rows, k]``, to ``[rows, d]``."""
         if ids is not None:
-            return nn.functional.embedding(ids, self.embedding)
+            return self._scaled(nn.functional.embedding(ids, self.embedding))
         if mix is not None:
             tokens, weights = mix
             with torch.autocast(self.embedding.device.type, enabled=False):
                 weights = weights.to(self.embedding.dtype)
-                return nn.functional.embedding_bag(tokens, self.embedding, mode="sum", per_sample_weights=weights)
+                return self._scaled(
+                    nn.functional.embedding_bag(tokens, self.embedding, mode="sum", per_sample_weights=weights)
+                )
         if head is None:
             raise ValueError("call with ids to embed, with head to read out, or with mix")
         hidden, targets, k, chunk_rows, comparison = head
         return read_out(hidden, self.head_weight, targets, k, chunk_rows, comparison)
+
+    def _scaled(self, embedded: Tensor) -> Tensor:
+        return embedded if self.scale == 1.0 else embedded * self.scale
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Full logits ``[rows, V]`` in fp32 or wider, for the few rows that sample or gate in serving."""
