@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+# Before anything reads it: tiny matrices are not worth sharing out, and threads that wait for each other burn the cores
+# that other processes want (ten times the time on a busy machine).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Before anything reads them: no calls home, no display, no hub, and never the developer's own stack.
 os.environ.update(
     {

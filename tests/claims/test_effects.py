@@ -42,9 +42,10 @@ def test_another_depth_harms_where_the_decider_says_stop_and_helps_where_it_says
 
 
 def test_the_state_of_abbie_d_settles_where_that_of_abbie_c_moves_on(tmp_path):
-    for run in claim_settling.LOOPED:
+    models, found = Models(TEXT, 1, tmp_path), []
+    for run in (claim_settling.D, claim_settling.C):
         train_run(TEXT, run, 1, tmp_path)
-    found = claim_settling.measure(Models(TEXT, 1, tmp_path))
-    d, c = (found[run.name]["turns"] for run in (claim_settling.D, claim_settling.C))
+        found.append(claim_settling.turns_of(models.load(run), models.documents("text")))
+    d, c = found
     assert d[8] < d[4] < d[2]
     assert d[8] < 0.5 * c[8]

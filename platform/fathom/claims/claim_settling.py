@@ -3,12 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 from fathom.claims.budget import Budget, Run
+from fathom.claims.measure import HeldoutDocuments
 from fathom.claims.plots import colour, draw
 from fathom.claims.results import Claim, Findings, Models, Results
 from fathom.claims.verdict import Claimed, compare
 from fathom.evals.convergence import convergence
 from fathom.evals.forward import dial
 from fathom.evals.heldout import heldout_nll
+from fathom.model.looped import LoopedLM
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,11 +42,15 @@ def measure(models: Models) -> dict[str, Any]:
         for iterations in ITERATIONS:
             with dial(model, max_depth=iterations):
                 nll[iterations] = heldout_nll(model, documents).nll
-        with dial(model, max_depth=MOST):
-            moved = convergence(model, documents.sample(STATE_DOCUMENTS)).iterations
-        turns = {one.depth: one.direction_change.mean for one in moved if one.direction_change is not None}
-        found[run.name] = {"nll": nll, "turns": turns}
+        found[run.name] = {"nll": nll, "turns": turns_of(model, documents)}
     return found
+
+
+def turns_of(model: LoopedLM, documents: HeldoutDocuments) -> dict[int, float]:
+    """1 - cosine of the state to that of the iteration before, by iteration, averaged over tokens."""
+    with dial(model, max_depth=MOST):
+        moved = convergence(model, documents.sample(STATE_DOCUMENTS)).iterations
+    return {one.depth: one.direction_change.mean for one in moved if one.direction_change is not None}
 
 
 def judge_settling(results: Results) -> Findings:
