@@ -14,6 +14,7 @@ from fathom.model.rows import PackedRows
 from fathom.objectives.stats import stat_names
 from fathom.train.loop import Hooks, run_steps
 from fathom.train.progressed import Progressed
+from fathom.train.refused import RefusedSteps
 from support.models import tiny_model
 
 NAMES = stat_names(1)
@@ -55,11 +56,12 @@ class Watched:
                 if step == kill_after:
                     raise Killed
 
-            def commit(state: Progressed) -> None:
+            def commit(state: Progressed, wait: bool) -> None:
                 if rank.rank == 0:
                     self.saved = state.as_json()
 
-            hooks = Hooks(record, commit, lambda step: {}, lambda: False)
+            refused = RefusedSteps("unused", rank.rank, data)
+            hooks = Hooks(record, commit, lambda: 0, lambda step: {}, lambda: False, refused)
             try:
                 run_steps(cfg, rank, tiny_model("standard"), NAMES, data, state, hooks)  # pyright: ignore
             except Killed:
