@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from fathom.checkpoint.store import CheckpointStore
 from fathom.storage.manifest import MANIFEST
-from support.crashes import BEFORE, CUT_OFF, EVERY_RANK, FIRST_RANK, STEPS, start
+from support.crashes import BEFORE, CUT_OFF, EVERY_RANK, FIRST_RANK, REFUSED, STEPS, start
 from support.runs import tiny_recipe
 
 pytestmark = pytest.mark.timeout(600)
@@ -43,6 +43,12 @@ def goes_on(folder: Path, world: int, name: str, rank: int) -> None:
     assert newest.step == (CUT_OFF if name in COMMITTED else BEFORE)
     start(folder, case, world)
     assert json.loads((case / "started.json").read_text()) == newest.step
+    compare(folder, case, world)
+
+
+def compare(folder: Path, case: Path, world: int) -> None:
+    """A case that is over, with the undisturbed run: the same parameters, and nothing left beside the last step."""
+    store = CheckpointStore(str(case / "store" / "checkpoints"))
     ours = load_file(case / "weights.safetensors")
     theirs = load_file(undisturbed(folder, world) / "weights.safetensors")
     assert ours.keys() == theirs.keys()
@@ -52,7 +58,7 @@ def goes_on(folder: Path, world: int, name: str, rank: int) -> None:
     complete = store.latest()
     assert complete is not None
     assert {path.name for path in Path(complete.uri).iterdir()} == {*complete.files, MANIFEST}
-    assert list((case / "work" / "staging").iterdir()) == []
+    assert list(case.glob("work/staging/*")) == []
 
 
 @pytest.mark.parametrize("name", ["half of the tensors", "manifest", "delete files"])
@@ -62,6 +68,18 @@ def test_one_process_killed_at_a_point(folder: Path, name: str) -> None:
 
 def test_a_second_rank_killed_at_a_point(folder: Path) -> None:
     goes_on(folder, 2, "verify tensors", 1)
+
+
+def test_a_store_that_refuses_one_ranks_part_leaves_the_newest_state_of_both_to_the_next_start(folder: Path) -> None:
+    case = folder / "refused"
+    store = CheckpointStore(str(case / "store" / "checkpoints"))
+    start(folder, case, 2, (REFUSED, 1))
+    assert store.steps() == [CUT_OFF, BEFORE] and store.latest().step == BEFORE
+    kept = sorted(path.parent.name for path in (case / "work" / "staging").glob(f"*/{MANIFEST}"))
+    assert kept == [f"step-{STEPS:08d}-rank-{rank:05d}" for rank in (0, 1)]
+    start(folder, case, 2)
+    assert json.loads((case / "started.json").read_text()) == STEPS
+    compare(folder, case, 2)
 
 
 @pytest.mark.full

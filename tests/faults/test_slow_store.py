@@ -146,6 +146,12 @@ def test_a_kept_state_whose_bytes_changed_is_not_stored(
     assert "kept checkpoint is passed over" in caplog.text
 
 
+def test_what_a_killed_run_left_goes_when_a_later_step_is_committed(tmp_path: Path, place: Place) -> None:
+    files.write_bytes(files.join(checkpoints(place).folder(1), "rank-00000.json"), b"of a run that was asked to stop")
+    train_here(tiny_recipe(tmp_path), place)
+    assert checkpoints(place).steps() == [6, 3]
+
+
 def test_an_error_of_training_waits_for_the_checkpoint_under_way(
     tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from fathom.errors import StorageError
+
 STEPS, EVERY, CUT_OFF, BEFORE = 5, 2, 4, 2
 """The run's steps, between its checkpoints, the checkpoint that is cut off, and the one before it."""
 WARM = ["fathom.train.session", "fathom.parallel.single", "fathom.parallel.fsdp", "support.runs"]
@@ -23,13 +25,14 @@ class Point(NamedTuple):
     Attributes:
         function: dotted name of what does it.
         on: regular expression that the function's paths, joined, must match; ``R`` stands for the rank.
-        when: before it, after it, or inside: of a file, with half of it written under its temporary name.
+        when: before it, after it, or inside: of a file, with half of it written under its temporary name; refused:
+            nobody dies, the store refuses this call and all others like it.
         nth: which such call it is, in the run's whole life.
     """
 
     function: str
     on: str
-    when: Literal["before", "inside", "after"]
+    when: Literal["before", "inside", "after", "refused"]
     nth: int = 1
 
 
@@ -58,6 +61,7 @@ FIRST_RANK = {
     "delete files": Point(REMOVE, f"{OLD}$", "before", nth=2),
     "deleted": Point(REMOVE, f"{OLD}$", "after", nth=2),
 }
+REFUSED = Point(PUT, INDEX, "refused")
 
 
 def arm(point: Point, rank: int) -> None:
@@ -75,8 +79,11 @@ def arm(point: Point, rank: int) -> None:
     def dying(*arguments: Any) -> Any:
         nonlocal left
         left -= on.search(" ".join(str(each) for each in arguments if isinstance(each, str | Path))) is not None
-        if left:
+        if left > 0:
             return genuine(*arguments)
+        if point.when == "refused":
+            left = 1
+            raise StorageError("refused", "ask again")
         if point.when == "inside":
             with genuine(*arguments) as file:
                 file.write(b"half of it")
@@ -169,4 +176,5 @@ def start(folder: Path, case: Path, world: int, crash: tuple[Point, int] | None 
     if crash is None:
         assert codes == [0] * world
     else:
-        assert codes[crash[1]] == -signal.SIGKILL, f"nobody was killed: {codes}"
+        ended = 1 if crash[0].when == "refused" else -signal.SIGKILL
+        assert ended in codes, f"it went on: {codes}"
