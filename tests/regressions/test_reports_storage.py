@@ -30,7 +30,7 @@ def save(store: CheckpointStore, step: int, folder: Path) -> None:
     staged.mkdir(exist_ok=True)
     for name in ("rank-00000.safetensors", "rank-00000.json"):
         (staged / name).write_text(f"{name} of {step}" * 9)
-    fault = publish(own_process(), store, Staged(step, staged, {"step": step, "best": None}), keep=1)
+    fault = publish(own_process(), store, Staged(step, [staged], {"step": step, "best": None}), keep=1)
     assert fault is None
 
 

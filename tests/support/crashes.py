@@ -143,7 +143,7 @@ def live(life: Life, rank: int) -> None:
     inputs = fetch_inputs(cfg, group, life.folder / f"inputs-{life.world}")
     if life.crash is not None and life.crash[1] == rank:
         arm(life.crash[0], rank)
-    place = Place(str(life.case / "store"), work, [])
+    place = Place(str(life.case / "store"), work, ["parallel"])
     outcome = train_worker(cfg, inputs, place, group, lambda step, metrics: None, lambda step, weights: {})
     if outcome.weights is not None:
         save_file(outcome.weights, life.case / "weights.safetensors")

@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 def store_kept(group: Group, store: CheckpointStore, work: Path, keep: int) -> str:
     """Store what an earlier attempt had to keep on its workers' disks, if all of it is there and newer than the store.
 
-    Other leftovers of earlier attempts are removed from this machine.
+    Whichever workers run on those machines now store what lies there, however many they are. Other leftovers of
+    earlier attempts are removed from this machine.
 
     Returns:
         the name of the series of checkpoints, which is another one after a fresh start.
@@ -26,13 +27,21 @@ def store_kept(group: Group, store: CheckpointStore, work: Path, keep: int) -> s
         StorageError: the store refuses it again.
     """
     run, latest = group.gather_json([store.identity(), newest_step(store)] if group.rank == 0 else None)[0]
-    kept = kept_here(work, group.rank)
-    told = group.gather_json(kept and [kept[1]["run"], kept[1]["world"], kept[0].step])
-    if kept is not None and told == [[run, group.world, kept[0].step]] * group.world and kept[0].step > latest:
-        log.warning("storing step %d, which an earlier attempt kept", kept[0].step)
-        fault = publish(group, store, kept[0], keep)
-        if fault is not None:
-            raise not_stored(kept[0], fault)
+    here = kept_here(work) if group.local_rank == 0 else []
+    told = [note for notes in group.gather_json([note for _, note in here]) for note in notes]
+    told = [note for note in told if note["run"] == run and note["step"] > latest]
+    if told:
+        step = max(note["step"] for note in told)
+        parts = {note["rank"]: note for note in told if note["step"] == step}
+        missing = sorted(set(range(max(note["world"] for note in parts.values()))) - set(parts))
+        if missing:
+            log.warning("step %d, which an earlier attempt kept, lacks the parts of workers %s", step, missing)
+        else:
+            log.warning("storing step %d, which an earlier attempt kept", step)
+            folders = [folder for folder, note in here if (note["run"], note["step"]) == (run, step)]
+            fault = publish(group, store, Staged(step, folders, parts[0]["meta"]), keep)
+            if fault is not None:
+                raise not_stored(step, work, fault)
     group.barrier()
     if group.local_rank == 0:
         shutil.rmtree(work / STAGING, ignore_errors=True)
@@ -45,9 +54,10 @@ def newest_step(store: CheckpointStore) -> int:
     return -1 if latest is None else latest.step
 
 
-def kept_here(work: Path, rank: int) -> tuple[Staged, dict[str, Any]] | None:
-    """This worker's newest kept part and its note; one whose bytes changed since does not count."""
-    for folder in sorted((work / STAGING).glob(f"step-*-rank-{rank:05d}"), reverse=True):
+def kept_here(work: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """The parts that were kept on this machine, each with its note; those whose bytes changed since do not count."""
+    kept = []
+    for folder in sorted((work / STAGING).glob("step-*")):
         if not (folder / MANIFEST).exists():
             continue
         try:
@@ -56,6 +66,5 @@ def kept_here(work: Path, rank: int) -> tuple[Staged, dict[str, Any]] | None:
         except CheckpointError as error:
             log.warning("a kept checkpoint is passed over: %s", error.message)
             continue
-        meta = manifest.meta["meta"]
-        return Staged(meta["step"], folder, meta), manifest.meta
-    return None
+        kept.append((folder, manifest.meta))
+    return kept

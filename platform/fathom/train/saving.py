@@ -33,16 +33,16 @@ PATIENCE_S = 600.0
 
 
 class Staged(NamedTuple):
-    """This worker's part of a checkpoint, on its disk.
+    """A checkpoint of which this worker has a part on its disk.
 
     Attributes:
         step: optimizer steps done.
-        folder: this worker's files.
+        folders: the part's files; after a restart perhaps the parts of several workers, or of none.
         meta: of the checkpoint, alike on all workers.
     """
 
     step: int
-    folder: Path
+    folders: list[Path]
     meta: dict[str, Any]
 
 
@@ -122,7 +122,7 @@ class Saver:
             "best": best_of(self.cfg, state),
             "progressed": state.as_json(),
         }
-        return Staged(state.step, folder, meta)
+        return Staged(state.step, [folder], meta)
 
     def store_staged(self, staged: Staged) -> None:
         """What the thread does."""
@@ -144,8 +144,9 @@ class Saver:
         """Leave a checkpoint that the store would not take to the next start; the error to raise."""
         if not isinstance(fault, StorageError):
             return fault
-        seal_folder(staged.folder, {"run": self.run, "world": self.group.world, "meta": staged.meta})
-        return not_stored(staged, fault)
+        note = {"run": self.run, "step": staged.step, "rank": self.group.rank, "world": self.group.world}
+        seal_folder(staged.folders[0], note | {"meta": staged.meta if self.group.rank == 0 else None})
+        return not_stored(staged.step, self.work, fault)
 
     def __enter__(self) -> "Saver":
         return self
@@ -160,12 +161,12 @@ class Saver:
             log.error("%s", self.keep(staged, fault))
 
 
-def not_stored(staged: Staged, fault: StorageError) -> StorageError:
+def not_stored(step: int, work: Path, fault: StorageError) -> StorageError:
     """The error that ends a run whose store does not take its checkpoints."""
     return StorageError(
         f"checkpoints cannot be stored: {fault.message}",
-        f"{fault.remedy}; the state of step {staged.step} is safe in {staged.folder.parent} on each worker's machine, "
-        "and the same command stores it and goes on from there",
+        f"{fault.remedy}; the state of step {step} is safe in {work / STAGING} on each worker's machine, and the same "
+        "command stores it and goes on from there",
     )
 
 
@@ -177,13 +178,22 @@ def publish(group: Group, store: CheckpointStore, staged: Staged, keep: int) -> 
     """
     _, fault = agreed(group, (lambda: store.begin(staged.step)) if group.rank == 0 else None)
     if fault is None:
-        every, fault = agreed(group, lambda: store.upload_rank(staged.step, staged.folder))
+        every, fault = agreed(group, lambda: upload(store, staged))
         if fault is None:
             uploaded = {name: info for each in every for name, info in each.items()}
             _, fault = agreed(group, (lambda: commit(store, staged, uploaded, keep)) if group.rank == 0 else None)
     if fault is None:
-        shutil.rmtree(staged.folder, ignore_errors=True)
+        for folder in staged.folders:
+            shutil.rmtree(folder, ignore_errors=True)
     return fault
+
+
+def upload(store: CheckpointStore, staged: Staged) -> dict[str, Any]:
+    """All files that this worker has of a checkpoint; their sizes and digests by name."""
+    sent: dict[str, Any] = {}
+    for folder in staged.folders:
+        sent |= store.upload_rank(staged.step, folder)
+    return sent
 
 
 def commit(store: CheckpointStore, staged: Staged, uploaded: dict[str, Any], keep: int) -> None:
