@@ -219,6 +219,13 @@ def test_each_threshold_is_a_decoding_of_its_own():
     assert [point.setting for point in curve.points] == [0.8, 0.5, 0.2]
 
 
+@pytest.mark.parametrize("rule", ["state_change", "divergence"])
+def test_rules_without_a_decider_have_a_threshold_too(rule: str) -> None:
+    model = tiny_model("huginn", 3, num_hidden_layers=4, axes={"routing": rule}).eval()
+    deep, shallow = nll_settings(model, DOCUMENTS, [0.0, 1.0], Sizes(16))
+    assert sum(deep.flops) > sum(shallow.flops)
+
+
 def test_the_dial_comes_back_after_an_error():
     model = tiny_model("tah2", 3)
     with pytest.raises(RuntimeError, match="stop"), dial(model, 0.1, 2):
@@ -234,8 +241,10 @@ def test_what_does_not_apply_or_has_nothing_to_measure_is_refused():
             measure(standard, DOCUMENTS)
     with pytest.raises(NotForThisMethod, match="no continue probability"):
         calibration(fixed, DOCUMENTS, None)
-    with pytest.raises(NotForThisMethod, match="no decider"):
-        nll_settings(fixed, DOCUMENTS, [0.1, 0.2])
+    # With a decider or without: what counts is whether the rule of decoding looks at the threshold.
+    for unmoved in (fixed, tiny_model("ouro", 2), tiny_model("mor-token", 2, num_hidden_layers=4)):
+        with pytest.raises(NotForThisMethod, match="no threshold to move"):
+            nll_settings(unmoved, DOCUMENTS, [0.1, 0.2])
     with pytest.raises(ConfigError, match=r"threshold 1\.5 is not a probability"):
         nll_settings(tah2, DOCUMENTS, [0.1, 1.5])
     nothing = type(DOCUMENTS)(NOTHING)

@@ -89,7 +89,7 @@ def test_accuracy_by_threshold_generates_for_each(place: Path, capsys: pytest.Ca
     [deep, shallow] = sorted(strict(text)["accuracy-thresholds"]["points"], key=lambda point: point["setting"])
     assert deep["flops"] > 1.5 * shallow["flops"], "at threshold 0 every token runs both depths"
     code, _, log = fathom(capsys, "eval", place / "tiny.yaml", *options)
-    assert code == 2 and "no decider" in log
+    assert code == 2 and "no threshold to move" in log
 
 
 def test_measures_of_depth_are_left_out_for_a_base_model_unless_named(

@@ -105,10 +105,21 @@ def test_what_was_best_by_another_metric_is_forgotten(metric: str | None, publis
     assert outcome.state.best_value == (None if metric is None else FOUND[8] + 5.0)
 
 
-def test_a_metric_that_the_evaluation_does_not_give_is_named(tmp_path: Path) -> None:
-    cfg = recipe(tmp_path, checkpoint__best_metric="heldout/nll/depth_9")
-    with pytest.raises(ConfigError, match="step 2 gave no heldout/nll/depth_9"):
-        run(cfg, tmp_path / "a", [])
+@pytest.mark.parametrize("depth", ["0", "3"])
+def test_a_depth_that_the_method_lacks_is_refused_before_any_step(depth: str, tmp_path: Path) -> None:
+    cfg, log = recipe(tmp_path, checkpoint__best_metric=f"heldout/nll/depth_{depth}"), []
+    with pytest.raises(ConfigError, match=r"has depths 1 to 2"):
+        run(cfg, tmp_path / "a", log)
+    assert log == []
+
+
+def test_an_evaluation_in_which_nobody_ran_the_depth_is_not_the_best(tmp_path: Path) -> None:
+    """The evaluations here say nothing of depth 2, as ones in which all tokens stop at depth 1: the run goes on and
+    publishes its last step."""
+    cfg = recipe(tmp_path, train__steps=4, checkpoint__best_metric="heldout/nll/depth_2")
+    outcome, _ = run(cfg, tmp_path / "a", [])
+    assert (outcome.finished, outcome.weights_step) == (True, 4)
+    assert (outcome.state.best_step, outcome.state.evals_since_best) == (0, 2)
 
 
 def test_a_run_publishes_the_weights_that_measured_best(tmp_path: Path) -> None:

@@ -173,9 +173,9 @@ def _accuracy_curve(bench: Bench) -> Any:
 
 def _accuracy_thresholds(bench: Bench) -> Any:
     from fathom.evals.accuracy import accuracy_curve, threshold_settings
-    from fathom.evals.threshold_curve import require_decider
+    from fathom.evals.threshold_curve import require_dial
 
-    require_decider(bench.model)
+    require_dial(bench.model)
     asked = bench.asked
     settings = threshold_settings(
         bench.items, bench.generate, bench.sampling, asked.thresholds, bench.flops, asked.match, asked.samples

@@ -36,16 +36,16 @@ def answer_flops(config: "BackboneConfig", method: "Method", executed: Sequence[
     return total
 
 
-def require_decider(model: "LoopedLM") -> None:
+def require_dial(model: "LoopedLM") -> None:
     """Raise unless there is a threshold to move.
 
     Raises:
-        NotForThisMethod: the method has no decider.
+        NotForThisMethod: the exit rule of decoding does not look at it.
     """
-    if model.decider is None:
+    if not model.routing.dial:
         raise NotForThisMethod(
-            f"method {model.method.name!r} has no decider, so there is no threshold to move",
-            "measure a method with a decider",
+            f"method {model.method.name!r} decodes with {model.method.routing!r}, which has no threshold to move",
+            "measure a method whose exit rule has one, for example decider_threshold",
         )
 
 
@@ -58,11 +58,11 @@ def nll_settings(
     """A point for each threshold; items are documents, units are supervised tokens.
 
     Raises:
-        NotForThisMethod: the method has no decider.
+        NotForThisMethod: the exit rule of decoding has no threshold.
         ConfigError: a threshold is not within 0 to 1.
         DataError: no token is supervised.
     """
-    require_decider(model)
+    require_dial(model)
     for threshold in thresholds:
         if not 0 <= threshold <= 1:
             raise ConfigError(f"threshold {threshold} is not a probability", "give values from 0 to 1")

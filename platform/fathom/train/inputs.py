@@ -94,8 +94,15 @@ def refuse_unfit(cfg: RunConfig, base: Path) -> None:
             "ZeRO-3's gathers get out of step over them",
             "set parallel.strategy to fsdp or single",
         )
+    method, (_, _, depth) = method_of(cfg.method), (cfg.checkpoint.best_metric or "").partition("/depth_")
+    if depth and not 1 <= int(depth) <= method.max_depth:
+        raise ConfigError(
+            f"checkpoint.best_metric: no evaluation gives {cfg.checkpoint.best_metric}, since method {method.name!r} "
+            f"has depths 1 to {method.max_depth}",
+            "name one of these depths, or set heldout/nll",
+        )
     with torch.device("meta"):
-        check_objective(LoopedLM(read_shape(base, cfg.method, cfg.model), method_of(cfg.method)), cfg.objective)
+        check_objective(LoopedLM(read_shape(base, cfg.method, cfg.model), method), cfg.objective)
 
 
 def refuse_beyond_positions(prepared: Prepared, shape: BackboneConfig) -> None:
