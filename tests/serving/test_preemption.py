@@ -48,7 +48,10 @@ def watched(engine: Engine) -> dict[str, Any]:
     return seen
 
 
-@pytest.mark.parametrize("name", ["tah2", "ouro-adaptive", "huginn", "mor-token", "tah2-fixed", "divergence, coda"])
+NAMES = ["tah2", "ouro-adaptive", "huginn", "mor-token", "tah2-fixed", "loopus", "divergence, coda", "token, coda"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_quarter_of_the_pages_gives_the_same_answers(name: str) -> None:
     model = model_of(name).eval()
     requests = [

@@ -43,17 +43,9 @@ def cached(events: dict[str, list]) -> int:
 
 
 NAMES = [
-    "standard",
-    "tah2",
-    "tah2-fixed",
-    "tah",
-    "ouro-adaptive",
-    "huginn",
-    "abbie-d",
-    "mor-token",
-    "act",
-    "divergence, coda",
-]
+    "standard", "tah2", "tah2-fixed", "tah", "ouro-adaptive", "huginn", "abbie-d", "mor-token", "act", "loopus",
+    "divergence, coda", "token, coda",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
