@@ -9,6 +9,8 @@ import openai
 import pytest
 
 from fathom_serve.api.app import create_app
+from fathom_serve.api.chat import to_generation
+from fathom_serve.api.schema import ChatRequest
 from fathom_serve.deploy.service import EngineService
 from fathom_serve.deploy.source import Source
 from fathom_serve.engine.limits import EngineLimits
@@ -152,6 +154,18 @@ def test_what_cannot_be_done_is_refused_by_name(service, change, status, param, 
         if param is not None:
             assert error["param"] == param
     assert service.engine.pool.used == 0
+
+
+def test_a_seed_that_nobody_asked_for_is_random_and_said_to_be(service) -> None:
+    card = asyncio.run(service.card())
+
+    def sampling(**fields):
+        body = ChatRequest.model_validate({"model": "tiny", "messages": ASK} | fields)
+        return service.request(to_generation(body, card)).sampling
+
+    first, second, asked = sampling(), sampling(), sampling(seed=0)
+    assert first.seed != second.seed and first.seed_drawn and second.seed_drawn
+    assert (asked.seed, asked.seed_drawn) == (0, False)
 
 
 def test_bodies_that_are_no_request(service) -> None:

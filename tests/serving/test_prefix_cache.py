@@ -141,6 +141,27 @@ def test_a_random_first_state_is_shared_under_one_seed_only() -> None:
     assert found == [0, 0, 8, 8]
 
 
+@pytest.mark.parametrize(("name", "kept"), [("huginn", False), ("tah2", True)])
+def test_blocks_that_only_a_drawn_seed_would_find_are_not_kept(name: str, kept: bool) -> None:
+    engine = Engine(model_of(name).eval(), LIMITS, lambda ids: "")
+    ask_in_turn(engine, Request("a", prompt_ids(9, 0), Sampling(seed=7, seed_drawn=True, max_tokens=2)))
+    assert (engine.pool.idle > 0) == kept and engine.pool.used == 0
+
+
+def test_nothing_is_forgotten_where_no_page_can_be_gained() -> None:
+    engine = Engine(tiny_model("tah2", 2), LIMITS, lambda ids: "")
+    prompt = prompt_ids(13, 1)
+    ask_in_turn(engine, Request("first", prompt, Sampling(max_tokens=1)))
+    engine.submit(Request("second", prompt, Sampling(max_tokens=9)))
+    engine.tick()
+    cache = engine.memory.cache
+    assert cache is not None and engine.pool.idle == 0
+    held = cache.held()
+    assert held and not cache.evict() and cache.held() == held
+    engine.abort("second")
+    assert cache.evict() and len(cache.held()) < len(held)
+
+
 def test_who_shares_with_whom() -> None:
     model = tiny_model("tah2", 3)
     engine = Engine(model, LIMITS, lambda ids: "")

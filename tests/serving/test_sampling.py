@@ -73,6 +73,14 @@ def test_draws_follow_the_distribution_and_the_seed() -> None:
     assert draws(0) != draws(1)
 
 
+@pytest.mark.parametrize("temperature", [1e-30, 1e-40, 5e-324])
+@pytest.mark.parametrize("narrowed", [{}, {"top_p": 0.9}, {"top_k": 3, "min_p": 0.1}], ids=str)
+def test_a_tiny_temperature_takes_the_most_probable_token(temperature: float, narrowed: dict[str, Any]) -> None:
+    log_probs = torch.tensor([0.1, 0.2, 0.4, 0.3]).log()
+    for position in range(20):
+        assert choose(log_probs, Sampling(temperature=temperature, **narrowed), [], [], 0, position) == 2
+
+
 @torch.inference_mode()
 def by_hand(model, request: Request, choice: int) -> list[tuple[int, int, float]]:
     """Token, depth and log-probability of one answer: the oracle's mixtures, plain Python, and the keyed noise."""
@@ -170,11 +178,17 @@ def test_a_fault_in_one_answer_ends_the_request(monkeypatch) -> None:
         {"top_k": -1},
         {"min_p": 1.1},
         {"max_tokens": 0},
+        {"seed": 1 << 63},
         {"repetition_penalty": 0.0},
+        {"repetition_penalty": 10.1},
         {"presence_penalty": math.nan},
+        {"presence_penalty": -2.1},
         {"frequency_penalty": math.inf},
+        {"frequency_penalty": 2.1},
         {"top_logprobs": 98},
         {"logit_bias": ((97, 1.0),)},
+        {"logit_bias": ((9, 100.5),)},
+        {"logit_bias": ((9, math.nan),)},
         {"n": 0},
         {"n": 5},
     ],
@@ -186,3 +200,13 @@ def test_values_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(RequestRefused) as told:
         engine.submit(replace(request, sampling=replace(request.sampling, **wrong)))
     assert (told.value.failed.status, told.value.failed.param) == (400, next(iter(wrong)))
+
+
+@pytest.mark.parametrize("strange", [97, -1])
+def test_a_prompt_token_that_the_model_lacks_is_refused(strange: int) -> None:
+    engine = Engine(tiny_model("tah2", 2), LIMITS, lambda ids: "")
+    with pytest.raises(RequestRefused) as told:
+        engine.submit(Request("a", (5, 6, strange, 7)))
+    failed = told.value.failed
+    assert (failed.status, failed.param, failed.code) == (400, "messages", "token_out_of_range")
+    assert f"position 2 is {strange}" in failed.message and not engine.busy

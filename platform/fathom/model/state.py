@@ -6,7 +6,8 @@ from torch import Tensor
 
 
 class RowKeys(NamedTuple):
-    """What keys the randomness of rows: the run's or the request's seed, and int64 ``[rows]`` each."""
+    """What keys the randomness of rows: the run's seed, and int64 ``[rows]`` each. Serving, where rows have seeds of
+    their own, has 0 for the run's and puts a request's seed in the place of the example."""
 
     seed: int
     example: Tensor

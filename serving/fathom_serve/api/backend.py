@@ -14,6 +14,7 @@ class Generation:
     Attributes:
         messages: role and content, as chat templates expect them.
         max_tokens: None takes the server's default, or what the context leaves.
+        seed: None draws one.
         top_logprobs: None reports no log-probabilities.
     """
 
@@ -22,7 +23,7 @@ class Generation:
     max_tokens: int | None
     temperature: float
     top_p: float
-    seed: int
+    seed: int | None
     stop: tuple[str, ...]
     top_logprobs: int | None
     depth: Depth

@@ -13,7 +13,7 @@ from fathom_serve.engine.request import Accepted, Depth, DepthUsage, Event, Fail
 
 
 def to_generation(body: ChatRequest, card: ModelCard) -> Generation:
-    """Fill in defaults. A request without a seed gets a random one.
+    """Fill in defaults.
 
     Raises:
         ApiError: 404 for another model, 400 for a depth that the model lacks.
@@ -27,7 +27,7 @@ def to_generation(body: ChatRequest, card: ModelCard) -> Generation:
         max_tokens=body.answer_tokens,
         temperature=card.temperature if body.temperature is None else body.temperature,
         top_p=card.top_p if body.top_p is None else body.top_p,
-        seed=secrets.randbits(63) if body.seed is None else body.seed,
+        seed=body.seed,
         stop=body.stops,
         top_logprobs=logprobs,
         depth=Depth(body.depth.tau_exit, body.depth.max_depth),

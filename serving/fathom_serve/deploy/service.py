@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -87,7 +88,7 @@ class EngineService:
             await events.aclose()
 
     def request(self, generation: Generation) -> Request:
-        """Render the prompt and fill in the answer length.
+        """Render the prompt, and fill in the answer length and the seed. All are one tenant: there are no keys yet.
 
         Raises:
             DataError: the chat template refuses the messages.
@@ -97,7 +98,8 @@ class EngineService:
         sampling = Sampling(
             temperature=generation.temperature,
             top_p=generation.top_p,
-            seed=generation.seed,
+            seed=secrets.randbits(63) if generation.seed is None else generation.seed,
+            seed_drawn=generation.seed is None,
             max_tokens=generation.max_tokens or min(self.engine.limits.default_max_tokens, room),
             stop=generation.stop,
             top_logprobs=generation.top_logprobs,

@@ -9,6 +9,10 @@ from fathom_serve.engine.request import Depth, Failed, Request, RequestRefused, 
 from fathom_serve.kv.streams import pages_for
 
 MAX_PRIORITY = 10
+# OpenAI's bounds; it has no repetition penalty.
+MAX_BIAS = 100.0
+MAX_PENALTY = 2.0
+MAX_REPETITION = 10.0
 
 
 class Terms(NamedTuple):
@@ -51,6 +55,7 @@ class Door:
         """
         max_depth, threshold = self._depth(request.depth)
         self._check_length(request)
+        self._check_tokens(request.prompt)
         self._check_sampling(request.sampling)
         if abs(request.priority) > MAX_PRIORITY:
             raise refused(
@@ -89,20 +94,33 @@ class Door:
                 "context_length_exceeded",
             )
 
+    def _check_tokens(self, prompt: tuple[int, ...]) -> None:
+        """An id without an embedding would fail in a forward that others share."""
+        vocab = self.model.config.vocab_size
+        for position, token in enumerate(prompt):
+            if not 0 <= token < vocab:
+                raise refused(
+                    f"the prompt's token at position {position} is {token}; this model has tokens 0 to {vocab - 1}",
+                    "messages",
+                    "token_out_of_range",
+                )
+
     def _check_sampling(self, asked: Sampling) -> None:
         vocab, most = self.model.config.vocab_size, self.limits.max_active
-        strange = [token for token, bias in asked.logit_bias if not (0 <= token < vocab and math.isfinite(bias))]
+        strange = [pair for pair in asked.logit_bias if not (0 <= pair[0] < vocab and abs(pair[1]) <= MAX_BIAS)]
+        repetition, penalties = asked.repetition_penalty, f"-{MAX_PENALTY:g} to {MAX_PENALTY:g}"
         rules = (
             ("temperature", asked.temperature, 0 <= asked.temperature < math.inf, "0 or more"),
             ("top_p", asked.top_p, 0 < asked.top_p <= 1, "above 0 and at most 1"),
             ("top_k", asked.top_k, asked.top_k >= 0, "0 (all tokens) or more"),
             ("min_p", asked.min_p, 0 <= asked.min_p <= 1, "0 to 1"),
             ("max_tokens", asked.max_tokens, asked.max_tokens >= 1, "1 or more"),
-            ("repetition_penalty", asked.repetition_penalty, 0 < asked.repetition_penalty < math.inf, "above 0"),
-            ("presence_penalty", asked.presence_penalty, math.isfinite(asked.presence_penalty), "a number"),
-            ("frequency_penalty", asked.frequency_penalty, math.isfinite(asked.frequency_penalty), "a number"),
+            ("seed", asked.seed, -(1 << 63) <= asked.seed < 1 << 63, "a signed 64-bit integer"),
+            ("repetition_penalty", repetition, 0 < repetition <= MAX_REPETITION, f"above 0 to {MAX_REPETITION:g}"),
+            ("presence_penalty", asked.presence_penalty, abs(asked.presence_penalty) <= MAX_PENALTY, penalties),
+            ("frequency_penalty", asked.frequency_penalty, abs(asked.frequency_penalty) <= MAX_PENALTY, penalties),
             ("top_logprobs", asked.top_logprobs, 0 <= (asked.top_logprobs or 0) <= vocab, f"0 to {vocab}"),
-            ("logit_bias", strange[:1], not strange, f"finite numbers for token ids 0 to {vocab - 1}"),
+            ("logit_bias", strange[:1], not strange, f"-{MAX_BIAS:g} to {MAX_BIAS:g} for token ids 0 to {vocab - 1}"),
             ("n", asked.n, 1 <= asked.n <= most, f"1 to {most}, the answers that this server writes at once"),
         )
         for name, value, fine, allowed in rules:

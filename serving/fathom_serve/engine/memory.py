@@ -8,7 +8,7 @@ from fathom_serve.engine.flight import Flight
 from fathom_serve.engine.forecast import Forecast
 from fathom_serve.engine.limits import EngineLimits
 from fathom_serve.kv.pool import PagePool
-from fathom_serve.kv.prefix import PrefixCache, root_of
+from fathom_serve.kv.prefix import PrefixCache, draws, root_of
 from fathom_serve.kv.streams import RequestStreams
 
 
@@ -41,6 +41,9 @@ class Memory:
     def keep(self, flight: Flight) -> None:
         """Leave what is settled of a flight to requests to come."""
         if self.cache is None or flight.reading:
+            return
+        if flight.request.sampling.seed_drawn and draws(self.model):
+            # Nobody will come with this seed again, and the blocks would displace those that others find.
             return
         # Where depths depend on what a token is to its request, only prompts are alike.
         alike = flight.prompt_tokens - 1 if self.model.routing.reads_generates else None

@@ -23,6 +23,7 @@ class Sampling:
         frequency_penalty: likewise, once per occurrence.
         logit_bias: added to tokens' log-probabilities: pairs of token id and bias.
         n: answers; the prompt runs once.
+        seed_drawn: whether nobody asked for this seed, so that no request to come will have it.
     """
 
     temperature: float = 1.0
@@ -39,6 +40,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     n: int = 1
+    seed_drawn: bool = False
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class Runner:
         states = [piece.state for piece in pieces if piece.state is not None]
         if first:
             count = sum(len(piece.positions) for piece in first)
-            keys = RowKeys(0, rows.seeds[:count], rows.positions[:count])
+            keys = _keys(rows, slice(0, count))
             view = self._view(SAME_DEPTH, first)
             state, _ = self.model.start(rows.ids[:count], rows.positions[:count], view, keys)
             # A router's plan ends where the request does.
@@ -141,7 +141,7 @@ class Runner:
             spread([piece.flight.terms.threshold for piece in pieces], torch.float64),
             positions >= spread([piece.flight.prompt_tokens - 1 for piece in pieces], torch.int64),
             predicts,
-            spread([piece.flight.request.sampling.seed or 0 for piece in pieces], torch.int64),
+            spread([piece.flight.request.sampling.seed for piece in pieces], torch.int64),
             torch.tensor([depth for piece in pieces for depth in piece.script], device=device),
         )
 
@@ -215,7 +215,7 @@ class Runner:
         logit = model.continue_logit(passed)
         gate = None if logit is None else logit.to(state.mass.dtype).sigmoid()
         survival = model.survival(state.mass[may], gate)
-        keys = RowKeys(0, rows.seeds[asked], rows.positions[asked])
+        keys = _keys(rows, asked)
         goes_on = model.goes_on(passed, gate, survival, keys, _asked(rows, asked, state.mass.dtype))
         # A token that was told with its depth repeats it.
         script = rows.script[asked]
@@ -229,6 +229,16 @@ class Runner:
             made.kept[tile] = state.kept + share[:, None].to(x.dtype) * x
         on = goes_on.nonzero()[:, 0]
         return model.enter(passed.at(on), made.kept[asked[on]], None if logit is None else logit[on], survival[on])
+
+
+def _keys(rows: _Rows, which: Tensor | slice) -> RowKeys:
+    """What keys the draws of a method that draws. Rows of many requests share a forward, which has one run's seed but
+    an example per row: a request's seed takes the example's place.
+
+    All answers of a request have the same keys, unlike their sampling noise, which the choice keys too. They begin on
+    one prompt that ran once, and what one of them leaves to the prefix cache serves any request with its seed.
+    """
+    return RowKeys(0, rows.seeds[which], rows.positions[which])
 
 
 def _asked(rows: _Rows, which: Tensor, wide: torch.dtype) -> Asked:

@@ -35,7 +35,9 @@ def choose(
     scores = adjust(log_probs, sampling, prompt, answer)
     if sampling.temperature == 0:
         return int(scores.argmax())
-    kept = narrow(scores / sampling.temperature, sampling)
+    # The best at zero and the temperature a normal number: whatever overflows is then -inf, and never the best.
+    temperature = max(sampling.temperature, torch.finfo(scores.dtype).tiny)
+    kept = narrow((scores - scores.max()) / temperature, sampling)
     return int((kept + gumbel(kept.shape[0], sampling.seed, choice, position).to(kept.device)).argmax())
 
 

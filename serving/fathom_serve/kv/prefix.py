@@ -116,7 +116,10 @@ class PrefixCache:
 
     def evict(self) -> bool:
         """Forget the block that was not used for longest, rather one that no request is using now; with nothing gained,
-        the next. Whether a page is free now that was not."""
+        the next. Whether a page is free now that was not. Where requests hold all that is kept, nothing is forgotten.
+        """
+        if not self.pool.idle:
+            return False
         free = self.pool.free
         while self._blocks and self.pool.free == free:
             leaves = (block for block in self._blocks.values() if not block.children)
@@ -158,12 +161,16 @@ class PrefixCache:
             self.pool.drop(pages)
 
 
+def draws(model: LoopedLM) -> bool:
+    """Whether the first state or the decisions are random, so that keys and values depend on the seed."""
+    return model.update.draws_state or model.routing.draws
+
+
 def root_of(model: LoopedLM, tenant: str, threshold: float, max_depth: int, seed: int) -> Hashable:
     """What keys and values depend on beside the token ids: two requests with the same root may share them.
 
-    The tenant is there so that nobody can tell from the time to a first token what others have asked. The seed counts
-    for methods that draw their first state or their decisions, and M for methods with a coda, whose keys come from each
-    token's last depth.
+    The tenant is there so that no tenant can tell from the time to a first token what another has asked. Whoever
+    submits requests tells tenants apart; an HTTP endpoint has no keys to do so by, and is one tenant. The seed counts
+    for methods that draw, and M for methods with a coda, whose keys come from each token's last depth.
     """
-    random = model.update.draws_state or model.routing.draws
-    return tenant, threshold, seed if random else None, max_depth if model.backbone.span.coda else None
+    return tenant, threshold, seed if draws(model) else None, max_depth if model.backbone.span.coda else None
