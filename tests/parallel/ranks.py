@@ -30,6 +30,7 @@ from fathom.parallel.strategy import Strategy, create_strategy
 from fathom.parallel.zero import ZeroStrategy
 from fathom.train.loop import draw_key
 from fathom.train.session import added_parameters
+from support import one_result
 
 SHAPE = {
     "model_type": "llama",
@@ -75,11 +76,14 @@ def make_root(collectives: Collectives, preset: str = "tah2") -> TrainingRoot:
 
 
 def make_strategy(name: str, collectives: Collectives, preset: str = "tah2") -> Strategy:
-    root = make_root(collectives, preset)
+    return wrap(name, make_root(collectives, preset), OPTIMIZER, collectives)
+
+
+def wrap(name: str, root: TrainingRoot, optimizer: OptimizerConfig, collectives: Collectives) -> Strategy:
     added = added_parameters(root)
     if name == "zero":
-        return ZeroStrategy(root, OPTIMIZER, collectives, torch.device("cpu"), added, persist_elements=0)
-    return create_strategy(name, root, OPTIMIZER, list(root.model.backbone.layers), collectives, added=added)
+        return ZeroStrategy(root, optimizer, collectives, torch.device("cpu"), added, persist_elements=0)
+    return create_strategy(name, root, optimizer, list(root.model.backbone.layers), collectives, added=added)
 
 
 def documents(step: int, micro_batch: int, rank: int) -> list[tuple[list[int], list[bool]]]:
@@ -161,6 +165,17 @@ def poisoned_step(strategy: Strategy) -> dict[str, object]:
     return {"finite": bool(torch.isfinite(torch.tensor(norm))), "unchanged": same, "updates": strategy.updates}
 
 
+def one_of_many_ways(name: str, group: Collectives, method: str, file: Path) -> list[float]:
+    """This strategy's way to a step's one result (:mod:`support.one_result`); its norms, and on rank 0 the file."""
+    cells = one_result.spread(group.rank)
+    result = one_result.train(
+        lambda root: wrap(name, root, one_result.OPTIMIZER, group), method, *cells, group, checkpointing=True
+    )
+    if result.found:
+        save_file(result.found, file)
+    return result.norms
+
+
 def main(name: str, rank: int, world: int, folder: Path, saved: list[Path]) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=timedelta(seconds=60)
@@ -199,6 +214,8 @@ def main(name: str, rank: int, world: int, folder: Path, saved: list[Path]) -> N
         if rank == 0 and state is not None:
             save_file(state, folder / f"{what}.safetensors")
     findings["pooled"] = train(make_strategy(name, group), 0, BEFORE, pooled=True)
+    for number, method in enumerate(one_result.METHODS):
+        findings[f"one/{method}"] = one_of_many_ways(name, group, method, folder / f"one-{number}.safetensors")
     (folder / f"findings-{rank}.json").write_text(json.dumps(findings))
     dist.barrier()
     # Not through the interpreter's end: there gloo's thread may free the last work's tensors, and the process aborts.

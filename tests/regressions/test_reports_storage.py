@@ -1,9 +1,11 @@
 """Bug reports of other platforms (training.md D.2) that concern checkpoints, one test each, by their number.
 
 Here a checkpoint goes the way that a run's goes, begin, upload, commit, prune and sweep, without the training around
-it; whole runs that are killed, and number 25, a store that misbehaves, are in tests/faults.
+it; whole runs that are killed, or whose store misbehaves, are in tests/faults.
 """
 
+import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,12 @@ from typing import Any
 import pytest
 
 from fathom.checkpoint.store import CheckpointStore
+from fathom.storage import files, s3
 from fathom.storage.local import LocalBackend
 from fathom.storage.manifest import MANIFEST
 from fathom.train.group import own_process
 from fathom.train.saving import Staged, publish
+from support.faulty_s3 import FaultyS3
 
 WRITES = ("put", "write", "remove")
 """The backend's operations that change a store."""
@@ -107,3 +111,22 @@ def test_24_commit_then_point_then_delete(tmp_path: Path, monkeypatch: pytest.Mo
         f"20: remove 10/{MANIFEST}",
         "20: remove 10",
     ]
+
+
+def test_25_an_s3_that_breaks_connections_ends_nothing(
+    s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ray #41137: what is committed is whole. Every operation under every fault: faults/test_faulty_s3.py."""
+    monkeypatch.setattr(s3, "OPERATION_PAUSE_S", 0.01)
+    with FaultyS3(os.environ["AWS_ENDPOINT_URL"]) as faulty:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", faulty.url)
+        store = CheckpointStore(files.join(s3_server, secrets.token_hex(4)))
+        save(store, 10, tmp_path)
+        faulty.every(4, "reset")
+        for step in (20, 30):
+            save(store, step, tmp_path)
+            newest = CheckpointStore(store.uri).newest_readable(tmp_path / "got")
+            assert newest is not None and newest.step == step
+        assert faulty.faults >= 3
+        faulty.always(None)
+        assert store.steps() == [30]

@@ -1,10 +1,11 @@
 """Bug reports of other platforms (training.md D.2) that concern what a step computes, one test each, by their number.
 
-Numbers 1, 2 and 17 need ranks; tests/parallel/test_strategies.py shows what they ask for.
+Numbers 2 and 17 need ranks; they are in tests/parallel/test_strategies.py, whose launches they share.
 """
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,14 +17,43 @@ from fathom.evals.heldout import heldout_nll
 from fathom.model.folder import load_model, load_tokenizer
 from fathom.model.vocabulary import TokenTable
 from fathom.parallel.zero import zero_config
+from fathom.train.place import Place
 from support.command import fathom
-from support.runs import tiny_recipe
+from support.runs import tiny_recipe, train_here
 
 
 def ragged(folder: Path, count: int) -> None:
     """Conversations whose answers have 1 to some 60 tokens."""
     rows = [{"question": f"{number}?", "answer": "yes " * (1 + 5 * number % 14)} for number in range(count)]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize("method", ["standard", "tah2"])
+def test_01_accumulation_does_not_change_the_step(tmp_path: Path, method: str) -> None:
+    """transformers PR 34191: on ragged data, one conversation a forward, some, and all in one give the same step."""
+    changes: dict[str, Any] = {
+        "method": {"preset": method, "max_depth": 1 if method == "standard" else 2},
+        "objective": {"pool": "step"} if method == "tah2" else {},
+        "optimizer": {"learning_rate": 1e-2, "epsilon": 1.0, "clip_norm": 0.1},
+        "train__steps": 1,
+        "train__examples_per_step": 8,
+    }
+    found = {}
+    for room in (101, 200, 1000):
+        cfg = tiny_recipe(tmp_path, **changes, train__micro_batch_tokens=room)
+        ragged(tmp_path, 8)
+        seen: dict[str, float] = {}
+        place = Place(str(tmp_path / f"store-{room}"), tmp_path / f"work-{room}", [])
+        outcome = train_here(cfg, place, lambda step, metrics, seen=seen: seen.update(metrics))
+        assert outcome.weights is not None and seen["grad_norm"] > 2 * 0.1, "nothing was clipped"
+        found[seen["micro_batches"]] = (seen, outcome.weights)
+    assert len(found) == 3 and min(found) == 1.0 and max(found) >= 4.0
+    whole, weights = found[1.0]
+    for metrics, ours in found.values():
+        for name in ("nll", "grad_norm", "mean_depth"):
+            assert metrics[name] == pytest.approx(whole[name], rel=1e-5), name
+        for name, value in weights.items():
+            torch.testing.assert_close(ours[name], value, atol=1e-6, rtol=0)
 
 
 def test_03_the_clipping_is_the_recipes_whatever_the_strategy(
