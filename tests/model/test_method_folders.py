@@ -210,6 +210,9 @@ IMPOSSIBLE = {
     "a pass that nobody weighs": ("abbie-d", {"update": "routed_residual"}, "no decider"),
     "training by a rule without its head": ("abbie-d", {"training_routing": "expert_choice"}, "training_routing"),
     "many depths, none to enter": ("standard", {"routing": "every_row"}, "one depth only"),
+    "many depths, none to enter in training": ("standard", {"training_routing": "every_row"}, "one depth only"),
+    "a plan that nobody follows": ("mor-token", {"routing": "every_row"}, "planned depth, and its exit rules"),
+    "a plan that training does not follow": ("mor-token", {"training_routing": "random"}, "planned depth"),
     "a coda in every pass, gaps in its keys": (
         "abbie-d",
         {"routing": "divergence"},

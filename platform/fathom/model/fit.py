@@ -46,12 +46,18 @@ def check_fit(model: "LoopedLM") -> None:
     _check_reading(model)
     _check_routing(model, "routing", method.routing, model.routing)
     _check_routing(model, "training_routing", method.training_routing or method.routing, model.training_routing)
-    head = model.decider
+    head, rules = model.decider, (model.routing, model.training_routing)
     if model.update.needs_gate and not (head is not None and head.gives_gate):
         raise _unfit(model, "update", method.update, "weighs its passes by a router", "expert_router or token_router")
+    if model.update.follows_plan and not all(rule.needs_plan for rule in rules):
+        raise ConfigError(
+            f"method {method.name!r}: method.update {method.update!r} gives the first input back at the planned depth, "
+            "and its exit rules stop elsewhere",
+            "set method.routing and method.training_routing to planned, or choose another method.update",
+        )
     if model.readout.needs_decisions and not (head is not None and head.per_depth):
         raise _unfit(model, "readout", method.readout, "weighs the depths by continue probabilities", "tah2")
-    if model.update.one_depth and method.max_depth > 1 and not model.routing.one_pass:
+    if model.update.one_depth and method.max_depth > 1 and not all(rule.one_pass for rule in rules):
         raise ConfigError(
             f"method {method.name!r} has an update for one depth only ({method.update!r}) and up to {method.max_depth}",
             "choose another method.update, or set method.max_depth to 1",

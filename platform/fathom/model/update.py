@@ -14,6 +14,7 @@ class Update(nn.Module):
         norm_before_coda: whether the coda reads the final norm of the state.
         top_k: how many of the likeliest tokens' embeddings ``enter`` mixes.
         needs_gate: whether it reads a router's weight of the pass (``state.gate``).
+        follows_plan: whether a state is whole only at the depth that a router planned.
         one_depth: whether nothing can enter a second depth.
     """
 
@@ -21,6 +22,7 @@ class Update(nn.Module):
     norm_before_coda = False
     top_k = 0
     needs_gate = False
+    follows_plan = False
     one_depth = False
 
     def __init__(self, width: int) -> None:

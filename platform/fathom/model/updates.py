@@ -138,7 +138,7 @@ class RoutedResidual(Update):
 class PlannedResidual(Update):
     """x = g f(u), and the first input again at the last planned depth (MoR with token choice, methods 7.3)."""
 
-    needs_gate = True
+    needs_gate = follows_plan = True
 
     def carry(self, state: RowState, y: Tensor, depth: Tensor) -> Tensor:
         last = (depth == state.planned)[:, None].to(y.dtype)
