@@ -245,6 +245,8 @@ def test_what_does_not_apply_or_has_nothing_to_measure_is_refused():
     for unmoved in (fixed, tiny_model("ouro", 2), tiny_model("mor-token", 2, num_hidden_layers=4)):
         with pytest.raises(NotForThisMethod, match="no threshold to move"):
             nll_settings(unmoved, DOCUMENTS, [0.1, 0.2])
+    with pytest.raises(NotForThisMethod, match="a curve over thresholds compares depths"):
+        nll_settings(tiny_model("tah2", 1), DOCUMENTS, [0.1, 0.2])
     with pytest.raises(ConfigError, match=r"threshold 1\.5 is not a probability"):
         nll_settings(tah2, DOCUMENTS, [0.1, 1.5])
     nothing = type(DOCUMENTS)(NOTHING)

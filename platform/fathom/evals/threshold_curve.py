@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from fathom.errors import ConfigError
 from fathom.evals.batches import SIZES, Documents, Sizes, batches, evaluating, nothing_supervised
 from fathom.evals.curve import Curve, Measured, make_curve
-from fathom.evals.forward import NotForThisMethod, dial, routed_trace
+from fathom.evals.forward import NotForThisMethod, dial, require_depths, routed_trace
 from fathom.model.flops import decode_flops
 
 if TYPE_CHECKING:
@@ -40,13 +40,14 @@ def require_dial(model: "LoopedLM") -> None:
     """Raise unless there is a threshold to move.
 
     Raises:
-        NotForThisMethod: the exit rule of decoding does not look at it.
+        NotForThisMethod: the exit rule of decoding does not look at it, or there is one depth.
     """
     if not model.routing.dial:
         raise NotForThisMethod(
             f"method {model.method.name!r} decodes with {model.method.routing!r}, which has no threshold to move",
             "measure a method whose exit rule has one, for example decider_threshold",
         )
+    require_depths(model, "a curve over thresholds")
 
 
 def nll_settings(
@@ -58,7 +59,7 @@ def nll_settings(
     """A point for each threshold; items are documents, units are supervised tokens.
 
     Raises:
-        NotForThisMethod: the exit rule of decoding has no threshold.
+        NotForThisMethod: the exit rule of decoding has no threshold, or there is one depth.
         ConfigError: a threshold is not within 0 to 1.
         DataError: no token is supervised.
     """
