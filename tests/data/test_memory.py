@@ -24,7 +24,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("large")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards, "SHARD_TOKENS", 16 * LENGTH)
-        writer = shards._Shards(folder, 0, None)
+        writer = shards._Shards(folder, 0, None, None)
         supervised = [place % 3 == 0 for place in range(LENGTH)]
         for number in range(DOCUMENTS):
             writer.add(Rendered([number] * LENGTH, supervised), f"made:{number}")
