@@ -8,7 +8,7 @@ import pytest
 
 from fathom.checkpoint import store as module
 from fathom.checkpoint.store import CheckpointStore, Committed
-from fathom.errors import CheckpointError
+from fathom.errors import CheckpointError, StorageError
 from fathom.storage import files
 from fathom.storage.manifest import MANIFEST
 
@@ -163,3 +163,33 @@ def test_a_damaged_pointer_is_passed_over(place, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         assert store.steps() == [10] and store.latest().step == 10
     assert module.LATEST in caplog.text
+
+
+def test_writes_that_were_cut_off_are_swept(s3_server, tmp_path):
+    import boto3
+
+    local, remote = CheckpointStore(str(tmp_path / "store")), CheckpointStore(files.join(s3_server, "cut/off"))
+    save(local, 10, tmp_path)
+    left = tmp_path / "store" / ".partial-of-a-pointer"
+    left.write_bytes(b"1")
+    local.sweep()
+    assert not left.exists() and local.latest().step == 10
+    client = boto3.client("s3")
+    for key in ("cut/off/step-00000010/rank-00000.safetensors", "cut/off-other/file"):
+        client.create_multipart_upload(Bucket="fathom-test", Key=key)
+    remote.sweep()
+    begun = client.list_multipart_uploads(Bucket="fathom-test")["Uploads"]
+    assert [upload["Key"] for upload in begun] == ["cut/off-other/file"]
+
+
+def test_a_key_that_may_not_look_for_cut_off_writes_may_train(tmp_path, monkeypatch, caplog):
+    store = CheckpointStore(str(tmp_path / "store"))
+    save(store, 5, tmp_path, commit=False)
+    save(store, 10, tmp_path)
+
+    def refuse(uri):
+        raise StorageError("not allowed")
+
+    monkeypatch.setattr(files, "tidy", refuse)
+    assert store.sweep() == [5]
+    assert "not allowed" in caplog.text

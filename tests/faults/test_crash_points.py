@@ -1,6 +1,7 @@
 """A run killed at any point of making a checkpoint goes on from the newest complete one, and leaves nothing behind."""
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def undisturbed(folder: Path, world: int) -> Path:
 
 def goes_on(folder: Path, world: int, name: str, rank: int) -> None:
     """Kill a rank at a point, start again, and compare."""
-    case = folder / f"{name.replace(' ', '-')}-{world}-{rank}"
+    case = Path(tempfile.mkdtemp(dir=folder))
     store = CheckpointStore(str(case / "store" / "checkpoints"))
     start(folder, case, world, (POINTS[name], rank))
     newest = store.latest()

@@ -15,7 +15,15 @@ from fathom.errors import StorageError
 
 STEPS, EVERY, CUT_OFF, BEFORE = 5, 2, 4, 2
 """The run's steps, between its checkpoints, the checkpoint that is cut off, and the one before it."""
-WARM = ["fathom.train.session", "fathom.parallel.single", "fathom.parallel.fsdp", "support.runs"]
+WARM = [
+    "fathom.train.session",
+    "fathom.parallel.single",
+    "fathom.parallel.fsdp",
+    "pandas",
+    "torch._dynamo",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.tokenization_utils_tokenizers",
+]
 LONGEST_S = 250
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fathom.errors import CheckpointError
+from fathom.errors import CheckpointError, StorageError, StorageUnavailable
 from fathom.storage import files
 from fathom.storage.files import FileInfo
 from fathom.storage.manifest import MANIFEST, Manifest, fetch_files, read_manifest, write_manifest
@@ -196,11 +196,18 @@ class CheckpointStore:
         return removed
 
     def sweep(self) -> list[int]:
-        """Remove what killed runs left: folders without a manifest, older than the newest complete checkpoint.
+        """Remove what killed runs left: writes that were cut off, and folders without a manifest, older than the
+        newest complete checkpoint. No upload may be under way.
 
         Returns:
             the steps removed.
         """
+        try:
+            files.tidy(self.uri)
+        except StorageUnavailable:
+            raise
+        except StorageError as error:  # a key that may write need not have this right, nor every store this request
+            log.warning("uploads that were cut off are not removed: %s", error.message)
         newest = self.latest()
         if newest is None:
             return []

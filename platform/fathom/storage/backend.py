@@ -56,6 +56,10 @@ class Backend(Protocol):
         """Remove a file or a folder with all below it; nothing there is no error."""
         ...
 
+    def tidy(self, path: str) -> None:
+        """Remove what writes into a folder left that were cut off; none may be under way."""
+        ...
+
     def open(self, path: str) -> BinaryIO:
         """Open a file for reading."""
         ...

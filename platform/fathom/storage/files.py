@@ -28,6 +28,7 @@ __all__ = [
     "safe_name",
     "sha256_file",
     "size",
+    "tidy",
     "upload_tree",
     "write_bytes",
 ]
@@ -107,6 +108,12 @@ def remove_tree(uri: str) -> None:
     """Remove a file or a folder with all below it; nothing there is no error."""
     backend, path = backend_for(uri)
     backend.remove(path)
+
+
+def tidy(uri: str) -> None:
+    """Remove what writes into a folder left that were cut off; none may be under way."""
+    backend, path = backend_for(uri)
+    backend.tidy(path)
 
 
 def open_input(uri: str) -> BinaryIO:

@@ -68,6 +68,12 @@ class LocalBackend:
             elif os.path.lexists(path):
                 os.unlink(path)
 
+    def tidy(self, path: str) -> None:
+        """Remove the temporary files directly in a folder."""
+        with refusals(path):
+            for left in Path(path).glob(f"{PARTIAL}*"):
+                left.unlink(missing_ok=True)
+
     def open(self, path: str) -> BinaryIO:
         """Open a file for reading."""
         with refusals(path):

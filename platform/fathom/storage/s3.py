@@ -233,6 +233,10 @@ class S3Backend:
         """Remove a file or a folder with all below it."""
         self._do(path, lambda filesystem: _remove(filesystem, path))
 
+    def tidy(self, path: str) -> None:
+        """Abort uploads in parts that were begun below a folder and never finished: their parts are paid for."""
+        self._do(path, lambda filesystem: _abort_uploads(filesystem, path))
+
     def open(self, path: str) -> BinaryIO:
         """Open a file for reading."""
         file = self._do(path, lambda filesystem: filesystem.open(path, "rb"))
@@ -261,6 +265,13 @@ def _remove(filesystem: Any, path: str) -> None:
     found = filesystem.find(path)
     if found:
         filesystem.rm(found)
+
+
+def _abort_uploads(filesystem: Any, path: str) -> None:
+    bucket, _, prefix = path.partition("/")
+    begun = filesystem.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=f"{prefix}/")
+    for upload in begun.get("Uploads", []):
+        filesystem.call_s3("abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
 
 
 def _present(filesystem: Any, path: str) -> bool:
