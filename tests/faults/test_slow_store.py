@@ -1,6 +1,10 @@
 """Checkpoints beside training: a store that is slow, away or gone holds up its own uploads and loses nothing."""
 
+import contextlib
 import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,7 +14,7 @@ from fathom.errors import StorageError, StorageUnavailable
 from fathom.storage import files, patience
 from fathom.storage.local import LocalBackend
 from fathom.storage.manifest import MANIFEST
-from fathom.train import saving
+from fathom.train import saving, session
 from fathom.train.place import CHECKPOINTS, Place
 from support.runs import same, tiny_recipe, train_here
 
@@ -97,6 +101,27 @@ def test_a_store_that_comes_back_has_held_up_no_step(
     assert checkpoints(place).steps() == [6, 3]
     assert "the store is away; trying again" in caplog.text
     assert same(outcome, train_here(cfg, elsewhere))
+
+
+def test_a_checkpoint_that_waits_for_its_store_is_no_hang(
+    tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, beats = Away(monkeypatch), []
+
+    @contextlib.contextmanager
+    def watched(place: Place, rank: int, timeout_s: float) -> Iterator[Callable[[], None]]:
+        yield lambda: beats.append(time.monotonic())
+
+    def record(step: int, metrics: dict[str, float]) -> None:
+        if step == 6:  # the last: the run waits for its checkpoint
+            store.away = True
+            threading.Timer(3.0, setattr, (store, "away", False)).start()
+
+    monkeypatch.setattr(session, "watched", watched)
+    began = time.monotonic()
+    train_here(tiny_recipe(tmp_path), place, record)
+    assert checkpoints(place).latest().step == 6 and time.monotonic() - began > 3.0
+    assert max(late - early for early, late in pairwise(beats)) < 2.0
 
 
 @pytest.mark.parametrize("fresh", [False, True])

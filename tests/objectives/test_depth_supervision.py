@@ -8,7 +8,7 @@ from fathom.config.schema import ObjectiveConfig
 from fathom.model.collectives import LOCAL
 from fathom.model.levels import LoopOptions
 from fathom.model.rows import PackedRows
-from fathom.objectives.labels import coverage_cut, depth_labels
+from fathom.objectives.labels import Ran, coverage_cut, depth_labels
 from fathom.objectives.lookahead import lookahead_log_prob
 from fathom.objectives.root import TrainingRoot
 from fathom.objectives.stats import calibration, summarise
@@ -63,7 +63,7 @@ def test_lookahead_leaves_no_graph_and_no_keys():
     rows = random_rows([20, 12])
     trace = model(rows)
     sizes = [len(stream.keys) for stream in trace.streams.streams]
-    labels = depth_labels(model, trace, rows, OBJECTIVE, LOCAL, 1024)
+    labels = depth_labels(Ran(model, trace, rows, OBJECTIVE, LOCAL, 1024))
     assert [len(stream.keys) for stream in trace.streams.streams] == sizes
     assert not any(tensor.requires_grad for at in labels for tensor in (at.gain, at.cost))
 
@@ -128,7 +128,7 @@ def test_labels_equal_a_slow_loop_and_are_monotone():
     model = tiny_model("tah2", 3)
     rows = random_rows([14, 8], seed=5)
     trace = model(rows)
-    fast = depth_labels(model, trace, rows, OBJECTIVE, LOCAL, 1024)
+    fast = depth_labels(Ran(model, trace, rows, OBJECTIVE, LOCAL, 1024))
     seen_continue = seen_ignored = False
     for m, (at, (gains, cut, labels)) in enumerate(zip(fast, slow_labels(model, rows, 0.99), strict=True), start=1):
         index = trace.depths[m - 1].index.tolist()
@@ -161,7 +161,7 @@ def test_no_positive_gain_means_no_continue_labels():
     assert first.head is not None
     perfect = first.head._replace(log_prob=torch.zeros(12).double())
     hopeless = trace._replace(depths=[first._replace(head=perfect)])
-    at = depth_labels(model, hopeless, rows, OBJECTIVE, LOCAL, 1024)[0]
+    at = depth_labels(Ran(model, hopeless, rows, OBJECTIVE, LOCAL, 1024))[0]
     assert at.cut == 0.0 and not at.label.any() and at.balance == 1.0
     assert (at.gain[at.eligible] < 0).all()
     torch.testing.assert_close(at.cost[at.eligible], at.gain[at.eligible].abs().clamp(1e-6, 1).float())
@@ -261,12 +261,12 @@ def test_a_share_of_the_lookahead_stands_for_the_rest():
     over many draws the weighted counts and costs at fixed labels are those of measuring everyone."""
     model, rows = tiny_model("tah2", 2), random_rows([200])
     trace = model(rows)
-    whole = depth_labels(model, trace, rows, ObjectiveConfig(), LOCAL, 1024)[0]
+    whole = depth_labels(Ran(model, trace, rows, ObjectiveConfig(), LOCAL, 1024))[0]
     some = ObjectiveConfig(lookahead_fraction=0.3)
     stopped = rows.supervised & ~trace.depths[0].goes_on
     shares, costs = [], []
     for key in range(60):
-        at = depth_labels(model, trace, rows, some, LOCAL, 1024, key)[0]
+        at = depth_labels(Ran(model, trace, rows, some, LOCAL, 1024, key))[0]
         measured = at.supervised & stopped
         shares.append(float(measured.sum() / stopped.sum()))
         assert bool((at.supervised | ~trace.depths[0].goes_on | ~rows.supervised).all()), "who went on is measured"
@@ -277,8 +277,8 @@ def test_a_share_of_the_lookahead_stands_for_the_rest():
     margin = (whole.gain - whole.cut).abs().clamp(1e-6, 1.0)
     assert sum(shares) / 60 == pytest.approx(0.3, abs=0.02)
     assert sum(costs) / 60 == pytest.approx(float(margin[stopped].sum()), rel=0.05)
-    again = depth_labels(model, trace, rows, some, LOCAL, 1024, 7)[0]
-    same = depth_labels(model, trace, rows, some, LOCAL, 1024, 7)[0]
+    again = depth_labels(Ran(model, trace, rows, some, LOCAL, 1024, 7))[0]
+    same = depth_labels(Ran(model, trace, rows, some, LOCAL, 1024, 7))[0]
     assert torch.equal(again.cost, same.cost) and len(set(shares)) > 1
 
 
@@ -288,10 +288,10 @@ def test_labels_by_mismatch_and_unweighted():
     trace = model(rows)
     first = trace.depths[0]
     top = model.logits(first.hidden).argmax(-1)
-    at = depth_labels(model, trace, rows, ObjectiveConfig(label_rule="mismatch"), LOCAL, 1024)[0]
+    at = depth_labels(Ran(model, trace, rows, ObjectiveConfig(label_rule="mismatch"), LOCAL, 1024))[0]
     assert torch.equal(at.label, rows.supervised & (top != rows.targets))
     assert set(at.cost[rows.supervised].tolist()) == {1.0}
-    plain = depth_labels(model, trace, rows, ObjectiveConfig(weighted=False), LOCAL, 1024)[0]
+    plain = depth_labels(Ran(model, trace, rows, ObjectiveConfig(weighted=False), LOCAL, 1024))[0]
     assert set(plain.cost[rows.supervised].tolist()) == {1.0}
 
 
@@ -299,9 +299,9 @@ def test_a_price_and_a_floor():
     """Options beyond the paper: a pass must bring its price, and a decision to stop counts at least the floor."""
     model, rows = tiny_model("tah2", 2), random_rows([120])
     trace = model(rows)
-    free = depth_labels(model, trace, rows, ObjectiveConfig(), LOCAL, 1024)[0]
-    priced = depth_labels(model, trace, rows, ObjectiveConfig(pass_price_nats=1.0), LOCAL, 1024)[0]
+    free = depth_labels(Ran(model, trace, rows, ObjectiveConfig(), LOCAL, 1024))[0]
+    priced = depth_labels(Ran(model, trace, rows, ObjectiveConfig(pass_price_nats=1.0), LOCAL, 1024))[0]
     assert torch.equal(priced.label, free.label & (free.gain >= 1.0)) and priced.label.any()
-    floored = depth_labels(model, trace, rows, ObjectiveConfig(stop_cost_floor=0.4), LOCAL, 1024)[0]
+    floored = depth_labels(Ran(model, trace, rows, ObjectiveConfig(stop_cost_floor=0.4), LOCAL, 1024))[0]
     stops = floored.eligible & ~floored.label
     assert float(floored.cost[stops].min()) >= 0.4 - 1e-6 and float(free.cost[stops].min()) < 0.4

@@ -10,7 +10,7 @@ from fathom.model.looped import LoopedLM
 from fathom.model.rows import PackedRows
 from fathom.objectives import labels as labels_module
 from fathom.objectives.context import Draw
-from fathom.objectives.labels import DepthLabels, coverage_cut, depth_labels
+from fathom.objectives.labels import DepthLabels, Ran, coverage_cut, depth_labels
 from fathom.objectives.pool import decide_step
 from fathom.objectives.root import TrainingRoot
 from fathom.objectives.stats import summarise
@@ -72,7 +72,9 @@ def test_loss_and_gradients_equal_those_written_out_and_the_model_learns_as_with
 
     trace = model(rows)
     error, clipped = torch.zeros((), dtype=torch.float64), 0
-    for ran, at in zip(trace.depths, depth_labels(model, trace, rows, ObjectiveConfig(), LOCAL, 1024), strict=False):
+    for ran, at in zip(
+        trace.depths, depth_labels(Ran(model, trace, rows, ObjectiveConfig(), LOCAL, 1024)), strict=False
+    ):
         for place in at.eligible.nonzero()[:, 0].tolist():
             e, h = ran.passed.state.e[place].detach(), ran.hidden[place].detach()
             gain = float(at.gain[place])
@@ -97,7 +99,7 @@ def test_without_it_nothing_is_added():
 def whole_and_predicted(model: LoopedLM, rows: PackedRows) -> tuple[list[DepthLabels], list[Tensor]]:
     """Labels with all gains measured, and predictions that are right but for a small error."""
     trace = model(rows)
-    whole = depth_labels(model, trace, rows, ObjectiveConfig(), LOCAL, 1024)
+    whole = depth_labels(Ran(model, trace, rows, ObjectiveConfig(), LOCAL, 1024))
     generator = torch.Generator().manual_seed(1)
     noise = [0.05 * torch.randn(at.gain.shape, generator=generator, dtype=torch.float64) for at in whole]
     return whole, [at.gain.clamp(-1, 1) + each for at, each in zip(whole, noise, strict=True)]
@@ -109,8 +111,8 @@ def test_where_it_is_accurate_rows_not_drawn_have_its_gains(looked_ahead):
     trace = model(rows)
     whole, predicted = whole_and_predicted(model, rows)
     looked_ahead.clear()
-    at = depth_labels(model, trace, rows, HEAD, LOCAL, 1024, KEY, predicted)[0]
-    drawn = depth_labels(model, trace, rows, QUARTER, LOCAL, 1024, KEY)[0].eligible
+    at = depth_labels(Ran(model, trace, rows, HEAD, LOCAL, 1024, KEY, predicted))[0]
+    drawn = depth_labels(Ran(model, trace, rows, QUARTER, LOCAL, 1024, KEY))[0].eligible
     on = trace.depths[0].goes_on
     assert looked_ahead[0] == int((drawn & ~on).sum()) < 0.4 * int((rows.supervised & ~on).sum())
     assert torch.equal(at.measured, drawn) and torch.equal(at.eligible, rows.supervised)
@@ -135,10 +137,10 @@ def test_where_it_is_wrong_on_the_drawn_rows_the_rest_is_measured_too(looked_ahe
     model, rows = tiny_model("tah2", 3), random_rows([60, 30])
     trace = model(rows)
     whole, predicted = whole_and_predicted(model, rows)
-    drawn = depth_labels(model, trace, rows, QUARTER, LOCAL, 1024, KEY)[0].measured
+    drawn = depth_labels(Ran(model, trace, rows, QUARTER, LOCAL, 1024, KEY))[0].measured
     predicted[0][drawn] += 1.0
     looked_ahead.clear()
-    labels = depth_labels(model, trace, rows, HEAD, LOCAL, 1024, KEY, predicted)
+    labels = depth_labels(Ran(model, trace, rows, HEAD, LOCAL, 1024, KEY, predicted))
     stopped = rows.supervised & ~trace.depths[0].goes_on
     assert 0 < looked_ahead[0] < int(stopped.sum()) and sum(looked_ahead[:2]) == int(stopped.sum())
     assert torch.equal(labels[0].measured, labels[0].eligible)
@@ -174,8 +176,8 @@ def test_all_ranks_decide_together_whether_to_believe_it():
     model, rows = tiny_model("tah2", 2), random_rows([60])
     trace = model(rows)
     wrong = [torch.ones(rows.count, dtype=torch.float64)]
-    alone = depth_labels(model, trace, rows, HEAD, LOCAL, 1024, KEY, wrong)[0]
-    together = depth_labels(model, trace, rows, HEAD, WithAnotherRank(), 1024, KEY, wrong)[0]
+    alone = depth_labels(Ran(model, trace, rows, HEAD, LOCAL, 1024, KEY, wrong))[0]
+    together = depth_labels(Ran(model, trace, rows, HEAD, WithAnotherRank(), 1024, KEY, wrong))[0]
     assert torch.equal(alone.measured, rows.supervised)
     assert int(together.measured.sum()) < int(rows.supervised.sum())
 

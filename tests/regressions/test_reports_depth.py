@@ -15,7 +15,7 @@ from fathom.model.folder import load_model, save_model
 from fathom.model.levels import LoopOptions
 from fathom.model.readout import READOUTS, mix
 from fathom.model.rows import pack_documents
-from fathom.objectives.labels import depth_labels
+from fathom.objectives.labels import Ran, depth_labels
 from fathom.objectives.lookahead import lookahead_log_prob
 from fathom.objectives.root import TrainingRoot
 from support.models import random_rows, tiny_base_folder, tiny_model
@@ -47,7 +47,7 @@ def test_the_look_ahead_has_no_gradient() -> None:
     found = []
     for given in (False, True):
         root = TrainingRoot(tiny_model("tah2", 3), ObjectiveConfig(decider_weight=1.0))
-        labels = depth_labels(root.model, root.model(rows), rows, root.config, LOCAL, 1024) if given else None
+        labels = depth_labels(Ran(root.model, root.model(rows), rows, root.config, LOCAL, 1024)) if given else None
         assert all(parameter.grad is None for parameter in root.parameters())
         root(*rows, labels=labels)[0].backward()
         found.append([parameter.grad for parameter in root.parameters()])
@@ -77,7 +77,7 @@ def test_labels_are_those_of_each_token_run_by_itself() -> None:
     """The gains of the parallel pass, from a slow decoding for each token that sends it alone one depth further."""
     model, rows = tiny_model("tah2", 2), random_rows([11, 6], seed=5)
     trace = model(rows)
-    (at,) = depth_labels(model, trace, rows, ObjectiveConfig(), LOCAL, 1024)
+    (at,) = depth_labels(Ran(model, trace, rows, ObjectiveConfig(), LOCAL, 1024))
     gains = {}
     for row in rows.supervised.nonzero()[:, 0].tolist():
         routes = trace.executed.clone()

@@ -18,7 +18,7 @@ from fathom.config.schema import ObjectiveConfig, OptimizerConfig
 from fathom.model.collectives import LOCAL, Collectives
 from fathom.model.levels import LoopOptions
 from fathom.model.rows import PackedRows, pack_documents
-from fathom.objectives.labels import DepthLabels, depth_labels
+from fathom.objectives.labels import DepthLabels, Ran, depth_labels
 from fathom.objectives.root import TrainingRoot
 from fathom.parallel import single, zero
 from fathom.parallel.strategy import RATE_FACTOR, Strategy, create_strategy
@@ -100,7 +100,7 @@ def record(name: str) -> Recorded:
         return Recorded(rows, routes, [])
     trace = root.model(rows, options=LoopOptions(routes=routes))
     assert torch.equal(trace.executed, routes)
-    return Recorded(rows, routes, depth_labels(root.model, trace, rows, OBJECTIVE, LOCAL, 1024))
+    return Recorded(rows, routes, depth_labels(Ran(root.model, trace, rows, OBJECTIVE, LOCAL, 1024)))
 
 
 def part(step: Recorded, mine: Sequence[int], everybody: Sequence[int]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from fathom.model.collectives import Collectives
 from fathom.model.levels import LoopOptions, Trace
 from fathom.model.looped import LoopedLM
 from fathom.model.rows import PackedRows
-from fathom.objectives.labels import DepthGains, DepthLabels
+from fathom.objectives.labels import DepthGains, DepthLabels, Ran
 
 
 class Draw(NamedTuple):
@@ -43,6 +43,20 @@ class Context(NamedTuple):
     draw: Draw = Draw()
     labels: list[DepthLabels] | None = None
     helper: nn.Module | None = None
+
+
+def ran_in(context: Context, predicted: list[Tensor] | None) -> Ran:
+    """The forward of a context, for its gains; ``predicted`` is a value head's."""
+    return Ran(
+        context.model,
+        context.trace,
+        context.rows,
+        context.config,
+        context.collectives,
+        context.head_chunk_rows,
+        context.draw.key,
+        predicted,
+    )
 
 
 class Loss(NamedTuple):

@@ -7,7 +7,7 @@ from torch import Tensor
 from fathom.config.schema import ObjectiveConfig
 from fathom.model.levels import LoopOptions, Trace
 from fathom.model.looped import LoopedLM
-from fathom.objectives.context import Context, Draw, Loss
+from fathom.objectives.context import Context, Draw, Loss, ran_in
 from fathom.objectives.labels import DepthLabels, depth_labels
 from fathom.objectives.value_head import predicted_gains, value_error
 
@@ -17,16 +17,7 @@ def depth_supervised(context: Context) -> Loss:
     predicted = predicted_gains(context.helper, context.trace, context.model.method.max_depth)
     labels = context.labels
     if labels is None:
-        labels = depth_labels(
-            context.model,
-            context.trace,
-            context.rows,
-            context.config,
-            context.collectives,
-            context.head_chunk_rows,
-            context.draw.key,
-            predicted,
-        )
+        labels = depth_labels(ran_in(context, predicted))
     language = -context.trace.log_prob[context.rows.supervised].sum()
     decisions = decision_loss(context.trace, labels)
     total = language + context.config.decider_weight * decisions

@@ -1,6 +1,5 @@
 """Depth labels and their costs (methods 1.3, 1.4; paper Eq. 5-7, 24-26). Everything here is a constant of the loss."""
 
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -18,6 +17,30 @@ from fathom.objectives.value_head import explained_variance, value_sums
 SMALLEST_COST, LARGEST_COST = 1e-6, 1.0
 LOOKAHEAD_SALT = 4
 SMALLEST_BALANCE, LARGEST_BALANCE = 0.02, 50.0
+
+
+class Ran(NamedTuple):
+    """A forward whose gains are wanted.
+
+    Attributes:
+        model: what ran.
+        trace: its trace.
+        rows: all rows, of this rank.
+        objective: its constants.
+        collectives: the ranks.
+        head_chunk_rows: rows whose logits exist at once.
+        key: draws the rows that are measured, where not all are.
+        predicted: a value head's gains ``[n]`` by depth; None without one.
+    """
+
+    model: LoopedLM
+    trace: Trace
+    rows: PackedRows
+    objective: ObjectiveConfig
+    collectives: Collectives
+    head_chunk_rows: int
+    key: int = 0
+    predicted: list[Tensor] | None = None
 
 
 class DepthGains(NamedTuple):
@@ -85,57 +108,42 @@ def coverage_cut(gains: Tensor, rho: float, weights: Tensor | None = None) -> fl
 
 
 @torch.no_grad()
-def depth_labels(
-    model: LoopedLM,
-    trace: Trace,
-    rows: PackedRows,
-    objective: ObjectiveConfig,
-    collectives: Collectives,
-    head_chunk_rows: int,
-    key: int = 0,
-    predicted: list[Tensor] | None = None,
-) -> list[DepthLabels]:
+def depth_labels(forward: Ran) -> list[DepthLabels]:
     """Labels for every depth that could have continued, from the current model; they never alter this forward's routes.
 
     The pool of the coverage cut and of the class balance is this micro-batch over all ranks. Where only a share of the
-    stopped rows is measured (``lookahead_fraction``), drawn by ``key``, each of them stands for as many as were left
-    out: given the cut and the balance, the loss is unbiased. With a value head's gains (``predicted``, by depth) the
-    rows left out have these instead, or are measured too, as long as it does not explain those that were drawn.
+    stopped rows is measured (``lookahead_fraction``), drawn by the key, each of them stands for as many as were left
+    out: given the cut and the balance, the loss is unbiased. With a value head's gains the rows left out have these
+    instead, or are measured too, as long as it does not explain those that were drawn.
     """
-    wanted = rows.supervised  # c^(m-1): a token is in the pool of depth m only if its labels so far said continue
+    wanted = forward.rows.supervised  # c^(m-1): in the pool of depth m only if the labels so far said continue
     labels = []
-    for depth in range(1, min(model.method.max_depth - 1, len(trace.depths)) + 1):
-        gains = depth_gains(model, trace, rows, objective, collectives, head_chunk_rows, key, depth, wanted, predicted)
-        labels.append(decide(gains, wanted[gains.index], objective, collectives))
+    for depth in depths_that_decide(forward.model, forward.trace):
+        gains = depth_gains(forward, depth, wanted)
+        labels.append(decide(gains, wanted[gains.index], forward.objective, forward.collectives))
         wanted = torch.zeros_like(wanted).index_put((gains.index,), labels[-1].label)
     return labels
 
 
-def depth_gains(
-    model: LoopedLM,
-    trace: Trace,
-    rows: PackedRows,
-    objective: ObjectiveConfig,
-    collectives: Collectives,
-    head_chunk_rows: int,
-    key: int,
-    depth: int,
-    wanted: Tensor,
-    predicted: list[Tensor] | None = None,
-) -> DepthGains:
-    """One depth's gains of the ``wanted`` rows (bool ``[rows]``); the rest as for :func:`depth_labels`."""
-    ran = trace.depths[depth - 1]
-    due, gain_of = wanted[ran.index], partial(_gain, model, trace, rows, depth, collectives, head_chunk_rows)
-    drawn, stands_for = _drawn(ran, rows, objective.lookahead_fraction, key, depth)
+def depths_that_decide(model: LoopedLM, trace: Trace) -> range:
+    """Depths of a forward after which a row may go on."""
+    return range(1, min(model.method.max_depth - 1, len(trace.depths)) + 1)
+
+
+def depth_gains(forward: Ran, depth: int, wanted: Tensor) -> DepthGains:
+    """One depth's gains of the ``wanted`` rows (bool ``[rows]``)."""
+    rows, ran, objective = forward.rows, forward.trace.depths[depth - 1], forward.objective
+    due = wanted[ran.index]
+    drawn, stands_for = _drawn(ran, rows, objective.lookahead_fraction, forward.key, depth)
     known = measured = drawn
-    gain = gain_of(due & drawn)
-    if predicted is not None:
+    gain = _gain(forward, depth, due & drawn)
+    if forward.predicted is not None:
         known, stands_for, rest = torch.ones_like(drawn), torch.ones_like(stands_for), due & ~drawn
-        value = predicted[depth - 1].detach()
-        if _is_accurate(value, gain, due & drawn & ~ran.goes_on, objective, collectives):
+        value = forward.predicted[depth - 1].detach()
+        if _is_accurate(value, gain, due & drawn & ~ran.goes_on, objective, forward.collectives):
             gain = torch.where(rest, value.double(), gain)
         else:
-            measured, gain = known, gain + gain_of(rest)
+            measured, gain = known, gain + _gain(forward, depth, rest)
     wrong = _is_wrong(ran) if objective.label_rule == "mismatch" else torch.zeros_like(drawn)
     return DepthGains(ran.index, rows.supervised[ran.index], known, measured, stands_for, gain, wrong)
 
@@ -200,22 +208,16 @@ def _cost(margin: Tensor, label: Tensor, eligible: Tensor, objective: ObjectiveC
     return torch.where(eligible, cost, SMALLEST_COST)
 
 
-def _gain(
-    model: LoopedLM,
-    trace: Trace,
-    rows: PackedRows,
-    depth: int,
-    collectives: Collectives,
-    head_chunk_rows: int,
-    eligible: Tensor,
-) -> Tensor:
+def _gain(forward: Ran, depth: int, eligible: Tensor) -> Tensor:
     """log q^(m+1) - log q^(m) of eligible rows, fp64: from the main pass for rows that continued, else look-ahead."""
-    ran = trace.depths[depth - 1]
+    trace, ran = forward.trace, forward.trace.depths[depth - 1]
     deeper = ran.log_prob.detach().clone()
     if depth < len(trace.depths):
         deeper[ran.goes_on] = trace.depths[depth].log_prob.detach()
     stopped = eligible & ~ran.goes_on
-    deeper[stopped] = lookahead_log_prob(model, trace, rows, depth, stopped, collectives, head_chunk_rows)
+    deeper[stopped] = lookahead_log_prob(
+        forward.model, trace, forward.rows, depth, stopped, forward.collectives, forward.head_chunk_rows
+    )
     gain = torch.nan_to_num((deeper - ran.log_prob.detach()).double(), nan=0.0, posinf=0.0, neginf=0.0)
     return torch.where(eligible, gain, torch.zeros_like(gain))
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from fathom.config.schema import ObjectiveConfig
 from fathom.model.collectives import Collectives
 from fathom.model.rows import PackedRows
-from fathom.objectives.context import Context, Draw
-from fathom.objectives.labels import DepthGains, DepthLabels, decide, depth_gains
+from fathom.objectives.context import Context, Draw, ran_in
+from fathom.objectives.labels import DepthGains, DepthLabels, decide, depth_gains, depths_that_decide
 from fathom.objectives.value_head import predicted_gains
 
 
@@ -33,23 +33,9 @@ class Decided(NamedTuple):
 
 def measure_gains(context: Context) -> list[DepthGains]:
     """Per depth, the gains of all rows that any label could make due: which ones it does is not known yet."""
-    model, trace, rows = context.model, context.trace, context.rows
-    predicted = predicted_gains(context.helper, trace, model.method.max_depth)
-    return [
-        depth_gains(
-            model,
-            trace,
-            rows,
-            context.config,
-            context.collectives,
-            context.head_chunk_rows,
-            context.draw.key,
-            depth,
-            rows.supervised,
-            predicted,
-        )
-        for depth in range(1, min(model.method.max_depth - 1, len(trace.depths)) + 1)
-    ]
+    model, trace = context.model, context.trace
+    forward = ran_in(context, predicted_gains(context.helper, trace, model.method.max_depth))
+    return [depth_gains(forward, depth, forward.rows.supervised) for depth in depths_that_decide(model, trace)]
 
 
 @torch.no_grad()

@@ -49,12 +49,18 @@ class Tracker:
         self._hold = contextlib.ExitStack()
         self._holding = threading.Lock()
         self._held = False
+        self._tracked: dict[str, int] = {}  # newest step of earlier attempts, by metric
 
     def start(self, config: dict[str, Any], digests: Mapping[str, str]) -> None:
         """Begin an attempt: resolved configuration as parameters and ``config.json``, digests as tags."""
         with contextlib.suppress(ServiceError, OSError):  # the thread tries again
             self._hold_spool()
-        starts = [event for event, _ in self.spool.read(0) if event["kind"] == "start"]
+        starts = []
+        for event, _ in self.spool.read(0):
+            starts += [event] if event["kind"] == "start" else []
+            if event["kind"] == "metrics":
+                step = event["step"]
+                self._tracked |= {name: max(step, self._tracked.get(name, step)) for name in event["values"]}
         self._append(
             "start",
             key=starts[0]["key"] if starts else secrets.token_hex(16),
@@ -70,8 +76,10 @@ class Tracker:
             self._thread.start()
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Values of a step, by name."""
-        self._append("metrics", step=int(step), values={name: number_text(v) for name, v in values.items()})
+        """Values of a step, by name. What an earlier attempt told of a step that is run again stays as it is."""
+        new = {name: number_text(value) for name, value in values.items() if step > self._tracked.get(name, -1)}
+        if new:
+            self._append("metrics", step=int(step), values=new)
 
     def artifact(self, path: Path | str, folder: str = "") -> None:
         """A small file (a plot, a report), copied now and logged below ``folder`` of the run's artifacts."""

@@ -35,7 +35,9 @@ def store_kept(group: Group, store: CheckpointStore, work: Path, keep: int) -> s
         parts = {note["rank"]: note for note in told if note["step"] == step}
         missing = sorted(set(range(max(note["world"] for note in parts.values()))) - set(parts))
         if missing:
-            log.warning("step %d, which an earlier attempt kept, lacks the parts of workers %s", step, missing)
+            log.warning(
+                "step %d, which an earlier attempt kept, lacks the parts of workers %s: it is given up", step, missing
+            )
         else:
             log.warning("storing step %d, which an earlier attempt kept", step)
             folders = [folder for folder, note in here if (note["run"], note["step"]) == (run, step)]

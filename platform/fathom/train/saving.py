@@ -9,6 +9,7 @@ complete, and the next start stores it first (:mod:`fathom.train.kept`).
 import logging
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -58,6 +59,7 @@ class Saver:
         work: of this machine's disk.
         run: from :func:`fathom.train.kept.store_kept`.
         committed: the step that this attempt goes on from.
+        alive: told while a checkpoint waits for its store, which is no hang.
 
     Attributes:
         committed: the newest step that is safe in the store.
@@ -73,6 +75,7 @@ class Saver:
         work: Path,
         run: str,
         committed: int,
+        alive: Callable[[], None],
     ) -> None:
         self.cfg = cfg
         self.strategy = strategy
@@ -83,7 +86,8 @@ class Saver:
         self.work = work
         self.run = run
         self.committed = committed
-        self.under_way: tuple[threading.Thread, Staged] | None = None
+        self.alive = alive
+        self.under_way: tuple[threading.Thread, Staged, float] | None = None
         self.fault: Exception | None = None
 
     def save(self, state: Progressed, wait: bool) -> None:
@@ -100,7 +104,7 @@ class Saver:
         staged = self.stage(state)
         if fault is None:
             thread = threading.Thread(target=self.store_staged, args=(staged,), name="checkpoint", daemon=True)
-            self.under_way = (thread, staged)
+            self.under_way = (thread, staged, time.monotonic())
             thread.start()
             fault = self.settle() if wait else None
         if fault is not None:
@@ -136,7 +140,12 @@ class Saver:
     def settle(self) -> Exception | None:
         """Wait for the checkpoint that is under way; what went wrong with it, alike on all workers."""
         if self.under_way is not None:
-            self.under_way[0].join()
+            thread, _, since = self.under_way
+            thread.join(1.0)
+            while thread.is_alive():
+                if time.monotonic() - since < PATIENCE_S:
+                    self.alive()
+                thread.join(1.0)
         self.under_way, fault, self.fault = None, self.fault, None
         return fault
 
@@ -171,17 +180,19 @@ def not_stored(step: int, work: Path, fault: StorageError) -> StorageError:
 
 
 def publish(group: Group, store: CheckpointStore, staged: Staged, keep: int) -> StorageError | None:
-    """Upload all workers' parts; then rank 0 commits and, after that, drops old checkpoints.
+    """Upload all workers' parts; then rank 0 commits and, after that, drops old checkpoints. All of it has
+    :data:`PATIENCE_S` together.
 
     Returns:
         what went wrong, alike on all workers; None when the checkpoint is committed.
     """
-    _, fault = agreed(group, (lambda: store.begin(staged.step)) if group.rank == 0 else None)
+    end = time.monotonic() + PATIENCE_S
+    _, fault = agreed(group, end, (lambda: store.begin(staged.step)) if group.rank == 0 else None)
     if fault is None:
-        every, fault = agreed(group, lambda: upload(store, staged))
+        every, fault = agreed(group, end, lambda: upload(store, staged))
         if fault is None:
             uploaded = {name: info for each in every for name, info in each.items()}
-            _, fault = agreed(group, (lambda: commit(store, staged, uploaded, keep)) if group.rank == 0 else None)
+            _, fault = agreed(group, end, (lambda: commit(store, staged, uploaded, keep)) if group.rank == 0 else None)
     if fault is None:
         for folder in staged.folders:
             shutil.rmtree(folder, ignore_errors=True)
@@ -204,12 +215,13 @@ def commit(store: CheckpointStore, staged: Staged, uploaded: dict[str, Any], kee
     store.sweep()
 
 
-def agreed(group: Group, action: Callable[[], Any] | None) -> tuple[list[Any], StorageError | None]:
-    """Do this worker's part, patiently, then hear of all others: what each did, and the first thing that went wrong."""
+def agreed(group: Group, end: float, action: Callable[[], Any] | None) -> tuple[list[Any], StorageError | None]:
+    """Do this worker's part, patiently until ``end``, then hear of all others: what each did, and the first thing that
+    went wrong."""
     told: dict[str, Any] = {"done": None}
     if action is not None:
         try:
-            told = {"done": patiently(action, PATIENCE_S)}
+            told = {"done": patiently(action, end - time.monotonic())}
         except FathomError as error:
             told = {"fault": [error.message, error.remedy]}
         except Exception as error:  # a defect: the others must hear of it, or they would wait

@@ -25,7 +25,7 @@ from fathom.train.profiling import profiler
 from fathom.train.progressed import Progressed
 from fathom.train.refused import RefusedSteps
 from fathom.train.saving import Saver
-from fathom.train.state import find_checkpoint, read_weights, refuse_changes, refuse_other_data, restore_state
+from fathom.train.state import Found, find_checkpoint, read_weights, refuse_changes, refuse_other_data, restore_state
 from fathom.train.watchdog import watched
 
 P = ParamSpec("P")
@@ -89,12 +89,7 @@ def train_worker(
     use_threads(cfg, group)
     store = CheckpointStore(files.join(place.uri, CHECKPOINTS))
     run = store_kept(group, store, place.work, cfg.checkpoint.keep)
-    found = find_checkpoint(group, store, place.work)
-    if found is not None:
-        refuse_changes(cfg, found.meta, place.allow_change)
-        refuse_other_data(cfg, found.meta, inputs.train.digest, place.allow_change)
-    if group.rank == 0:
-        store.sweep()
+    found = resumable(cfg, inputs, place, group, store)
     strategy, root = build(cfg, inputs, group)
     state = Progressed() if found is None else restore_state(cfg, strategy, found.folder, found.meta)
     state.total = run_length(cfg, inputs, found and found.meta)
@@ -113,18 +108,34 @@ def train_worker(
         if group.rank == 0:
             record(step, metrics)
 
-    saver = Saver(cfg, strategy, group, store, inputs.train.digest, place.work, run, started_at)
     refused = RefusedSteps(files.join(place.uri, REFUSED), group.rank, inputs.train)
     watch = watched(place, group.rank, cfg.train.hang_timeout_s)
-    with stop_requests(place, group.rank) as stop, saver, watch as alive:
+    with watch as alive, stop_requests(place, group.rank) as stop:
+        saver = Saver(cfg, strategy, group, store, inputs.train.digest, place.work, run, started_at, alive)
         commit, safe = then(alive, saver.save), lambda: saver.committed
         hooks = Hooks(then(alive, recorded), commit, safe, then(alive, measure), stop, refused)
-        finished = run_steps(cfg, strategy, root.model, root.stat_names, inputs.train, state, hooks)
+        with saver:
+            finished = run_steps(cfg, strategy, root.model, root.stat_names, inputs.train, state, hooks)
     weights, step = model_weights(strategy), state.step
     if finished and state.best_step not in (0, step):
         step = state.best_step
         weights = weights and read_weights(store, step, weights, place.work / "best")
     return Outcome(weights, step, state, finished, started_at, root.stat_names)
+
+
+def resumable(cfg: RunConfig, inputs: Inputs, place: Place, group: Group, store: CheckpointStore) -> Found | None:
+    """The checkpoint to go on from, if there is one and this recipe may; what killed attempts left goes.
+
+    Raises:
+        ResumeRefused: it is of another configuration or other data.
+    """
+    found = find_checkpoint(group, store, place.work)
+    if found is not None:
+        refuse_changes(cfg, found.meta, place.allow_change)
+        refuse_other_data(cfg, found.meta, inputs.train.digest, place.allow_change)
+    if group.rank == 0:
+        store.sweep()
+    return found
 
 
 def then(alive: Callable[[], None], action: Callable[P, T]) -> Callable[P, T]:
