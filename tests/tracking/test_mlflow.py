@@ -69,6 +69,16 @@ def test_a_resumed_run_is_the_same_run(mlflow_server, client, tmp_path):
     assert names == {"config.json", "config-attempt-2.json"}
 
 
+def test_a_run_that_starts_over_is_tracked_from_its_first_step(tmp_path):
+    for series, steps in (("a", range(3)), ("a", range(2, 4)), ("b", range(2))):
+        tracker = Tracker(tmp_path, None, "fathom-tests", "a run", {})
+        tracker.start({}, {"series": series})
+        for step in steps:
+            tracker.metrics(step, {"loss": 1.0})
+    told = [event["step"] for event, _ in Spool(tmp_path).read(0) if event["kind"] == "metrics"]
+    assert told == [0, 1, 2, 3, 0, 1]
+
+
 def test_a_run_without_a_server_is_synced_once(mlflow_server, client, tmp_path):
     spool = tmp_path / "spool"
     publish_folder(_model(tmp_path), str(tmp_path / "store"), {})

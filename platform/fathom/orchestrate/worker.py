@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fathom.checkpoint.store import CheckpointStore
 from fathom.config.load import config_dict, config_digest
 from fathom.config.schema import RunConfig
 from fathom.data.chat_formats import save_format
@@ -23,10 +24,10 @@ from fathom.orchestrate.measure import measure, measure_before, report_from_json
 from fathom.orchestrate.run import RESULT, RunResult
 from fathom.storage import files
 from fathom.storage.manifest import Manifest, publish_folder
-from fathom.tracking.tracker import Tracker
+from fathom.tracking.tracker import SERIES, Tracker
 from fathom.train.group import Group
 from fathom.train.inputs import Inputs, describe_inputs, fetch_inputs
-from fathom.train.place import Place
+from fathom.train.place import CHECKPOINTS, Place
 from fathom.train.session import Outcome, train_worker
 from fathom.train.state import best_of
 
@@ -79,6 +80,7 @@ class First:
         """Start tracking and measure what training begins from; an earlier attempt's measurement is reused."""
         data = describe_inputs(self.cfg, self.inputs)
         digests = {"config": config_digest(self.cfg), "data": self.inputs.train.digest}
+        digests[SERIES] = CheckpointStore(files.join(self.place.uri, CHECKPOINTS)).identity()
         if self.inputs.heldout is not None:
             digests["heldout"] = self.inputs.heldout.digest
         self.tracker.start(config_dict(self.cfg), digests)

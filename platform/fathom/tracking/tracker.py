@@ -19,6 +19,7 @@ from fathom.tracking.spool import Spool
 log = logging.getLogger(__name__)
 FLUSH_EVERY_S = 2.0
 LONGEST_PAUSE_S = 30.0
+SERIES = "series"
 
 
 class Tracker:
@@ -52,13 +53,17 @@ class Tracker:
         self._tracked: dict[str, int] = {}  # newest step of earlier attempts, by metric
 
     def start(self, config: dict[str, Any], digests: Mapping[str, str]) -> None:
-        """Begin an attempt: resolved configuration as parameters and ``config.json``, digests as tags."""
+        """Begin an attempt: resolved configuration as parameters and ``config.json``, digests as tags.
+
+        One of these, :data:`SERIES`, names the checkpoints that attempts go on from: only an attempt of the same series
+        repeats steps of an earlier one.
+        """
         with contextlib.suppress(ServiceError, OSError):  # the thread tries again
             self._hold_spool()
-        starts = []
+        starts: list[dict[str, Any]] = []
         for event, _ in self.spool.read(0):
             starts += [event] if event["kind"] == "start" else []
-            if event["kind"] == "metrics":
+            if event["kind"] == "metrics" and starts and starts[-1]["digests"].get(SERIES) == digests.get(SERIES):
                 step = event["step"]
                 self._tracked |= {name: max(step, self._tracked.get(name, step)) for name in event["values"]}
         self._append(
